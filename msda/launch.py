@@ -1,0 +1,180 @@
+"""Calls of the kernels: buffers, plan, launch. Tensors in, tensors out; autograd and validation are elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from . import arguments, kernels
+from .plan import VECTOR_BYTES, Accumulate, Architecture, Plan, accumulator_dtype, buffer_dtype, make_plan
+
+TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
+
+
+class Operands(NamedTuple):
+    """The tensors of one call, as the operator documents them; `level_start_index` is never None here."""
+
+    value: Tensor
+    spatial_shapes: Tensor
+    level_start_index: Tensor
+    sampling_locations: Tensor
+    attention_weights: Tensor
+
+
+def architecture() -> Architecture:
+    """Where the kernels of this package run: decided by TRITON_INTERPRET when Triton was imported."""
+    return "cuda" if isinstance(kernels.forward, triton.JITFunction) else "interpreter"
+
+
+def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constants: Any) -> None:
+    """Launch one kernel; every launch of the package goes through here."""
+    interpreted = architecture() == "interpreter"
+    # Kernels run on the current device, which need not be the one that holds the tensors.
+    guard = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    # Infinities and NaN are data here; the interpreter's NumPy would warn about each.
+    quiet = np.errstate(all="ignore") if interpreted else contextlib.nullcontext()
+    with guard, quiet:
+        kernel[(plan.programs,)](
+            *args,
+            VEC=plan.vec,
+            WIDE=plan.wide,
+            COMPUTE=TRITON_DTYPE[plan.compute],
+            BLOCK_Q=plan.block_q,
+            BLOCK_P=plan.block_p,
+            BLOCK_D=plan.block_d,
+            **constants,
+            num_warps=plan.num_warps,
+            # Triton 3.10 changes the default. The error bounds hold either way; the last bit would move.
+            enable_fp_fusion=True,
+        )
+
+
+def forward(operands: Operands, accumulate: Accumulate) -> Tensor:
+    """Run the forward kernel.
+
+    Args:
+        operands: what the operator was called with; shapes and dtypes have been checked.
+        accumulate: how the backward will accumulate, so that what cannot be differentiated fails here.
+
+    Returns:
+        (B, Q, M * D), a new contiguous tensor of value's dtype.
+
+    Raises:
+        ValueError: wrong device, wrong values in the level table, or too large a call.
+        NotImplementedError: an accumulator that the architecture lacks.
+        RuntimeError: the interpreter does not work with the installed NumPy.
+    """
+    value = operands.value
+    arch = architecture()
+    arguments.check_device(value.device, arch)
+    accumulator_dtype(value.dtype, accumulate, arch)
+    arguments.check_level_table(operands.spatial_shapes, operands.level_start_index, value)
+    problem = arguments.problem_of(value, operands.sampling_locations)
+    shape = (problem.batch, problem.queries, problem.heads * problem.channels)
+    if problem.empty:
+        return value.new_zeros(shape)
+    value = _channels_adjacent(value)
+    out = torch.empty(shape, dtype=buffer_dtype(value.dtype, arch), device=value.device)
+    plan = make_plan("forward", problem, value.dtype, value.stride(), aligned=_aligned(value, out), architecture=arch)
+    launch(
+        kernels.forward,
+        plan,
+        value.device,
+        *_inputs(operands._replace(value=value)),
+        out,
+        *value.stride()[:3],
+        problem.queries,
+        problem.heads,
+        problem.points,
+        problem.samples,
+        problem.channels // plan.vec,
+        plan.query_blocks,
+        plan.channel_blocks,
+    )
+    return out.to(value.dtype)
+
+
+def backward(
+    grad_output: Tensor, operands: Operands, accumulate: Accumulate, *, need_value: bool, need_samples: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the backward kernel.
+
+    Args:
+        grad_output: (B, Q, M * D), of value's dtype and any strides.
+        operands: what the forward was called with.
+        accumulate: accumulator of grad_value.
+        need_value: whether the gradient of value is wanted.
+        need_samples: whether those of locations and weights are wanted.
+
+    Returns:
+        Gradients of value, locations and weights in their operands' dtypes; those not wanted have no elements.
+
+    Raises:
+        RuntimeError: the gradient of value is wanted and PyTorch is told to use deterministic algorithms only.
+    """
+    value = _channels_adjacent(operands.value)
+    arch = architecture()
+    if need_value:
+        arguments.alert_not_deterministic()
+    problem = arguments.problem_of(value, operands.sampling_locations)
+    kind = accumulator_dtype(value.dtype, accumulate, arch)
+    grads = [torch.zeros(value.shape if need_value else 0, dtype=kind, device=value.device)]
+    samples = (operands.sampling_locations, operands.attention_weights)
+    for operand in samples:
+        # Zeros only where no kernel will write: elsewhere the fill would be one more launch.
+        make = torch.zeros if problem.empty else torch.empty
+        shape = operand.shape if need_samples else 0
+        grads.append(make(shape, dtype=buffer_dtype(operand.dtype, arch), device=value.device))
+    if not problem.empty and (need_value or need_samples):
+        grad_output = grad_output.contiguous()
+        aligned = _aligned(value, grad_output, grads[0])
+        plan = make_plan("backward", problem, value.dtype, value.stride(), aligned=aligned, architecture=arch)
+        launch(
+            kernels.backward,
+            plan,
+            value.device,
+            grad_output,
+            *_inputs(operands._replace(value=value)),
+            *grads,
+            *value.stride()[:3],
+            problem.pixels,
+            problem.queries,
+            problem.heads,
+            problem.points,
+            problem.samples,
+            problem.channels // plan.vec,
+            plan.query_blocks,
+            int(need_value),
+            int(need_samples),
+            LOOP_D=plan.loop_d,
+        )
+    grad_value, grad_locations, grad_weights = (
+        grad.to(operand.dtype) for grad, operand in zip(grads, (value, *samples), strict=True)
+    )
+    return grad_value, grad_locations, grad_weights
+
+
+def _channels_adjacent(value: Tensor) -> Tensor:
+    # The one layout that kernels do not read in place.
+    return value if value.stride(3) == 1 or value.shape[3] == 1 else value.contiguous()
+
+
+def _aligned(*tensors: Tensor) -> bool:
+    return all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
+
+
+def _inputs(operands: Operands) -> tuple[Tensor, ...]:
+    # The level table is always int64 on value's device: other dtypes would be other kernels.
+    table = (operands.spatial_shapes, operands.level_start_index)
+    return (
+        operands.value,
+        *(tensor.to(device=operands.value.device, dtype=torch.int64).contiguous() for tensor in table),
+        operands.sampling_locations.contiguous(),
+        operands.attention_weights.contiguous(),
+    )
