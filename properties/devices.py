@@ -1,0 +1,145 @@
+"""Which device a run uses, and which GPU and how many workers that means.
+
+Nothing here creates a CUDA context: the process that only hands out work must not hold GPU memory, and a worker must
+be able to pick its GPU before torch does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKERS_PER_GPU = 8
+# A CUDA context, Triton's modules and the largest cases with their float64 reference.
+MEBIBYTES_PER_WORKER = 4096
+# Any of these says that a driver is loaded; without one there is no reason to import torch to ask.
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU that this run may use.
+
+    Attributes:
+        id: what CUDA_VISIBLE_DEVICES calls it.
+        name: product name, or "GPU" where nothing could tell.
+        memory: MiB, None where nothing could tell.
+    """
+
+    id: str
+    name: str = "GPU"
+    memory: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """The device of a run: its type as torch calls it, and the GPUs when it is "cuda"."""
+
+    type: str
+    gpus: tuple[Gpu, ...] = ()
+
+    def __str__(self) -> str:
+        if self.type == "cpu":
+            return "CPU (Triton interpreter)"
+        names = sorted({gpu.name for gpu in self.gpus})
+        return f"{len(self.gpus)} x {', '.join(names)}" if len(self.gpus) > 1 else names[0]
+
+    def workers(self, cores: int) -> int:
+        """Number of worker processes for `-n auto`.
+
+        A GPU worker keeps about two cores busy, one for Python and one for the float64 reference of small cases, and
+        must fit into the GPU's memory beside the others.
+        """
+        if self.type == "cpu":
+            return max(1, cores)
+        room = sum(
+            WORKERS_PER_GPU if gpu.memory is None else min(WORKERS_PER_GPU, gpu.memory // MEBIBYTES_PER_WORKER)
+            for gpu in self.gpus
+        )
+        return max(1, min(room, cores // 2))
+
+    def gpu_of(self, worker: int) -> str | None:
+        """The GPU of a worker by its number; None when there is no choice to make."""
+        return self.gpus[worker % len(self.gpus)].id if len(self.gpus) > 1 else None
+
+
+def choose(requested: str) -> Device:
+    """Return the device asked for: "cpu", "cuda", or "auto" for a GPU where there is one that torch can use.
+
+    Raises:
+        ValueError: "cuda" was asked for and torch cannot use one.
+    """
+    if requested == "cpu":
+        return Device(type="cpu")
+    available = (requested == "cuda" or any(Path(name).exists() for name in DEVICE_FILES)) and _torch_has_gpu()
+    if available:
+        return Device(type="cuda", gpus=_visible_gpus(os.environ))
+    if requested == "cuda":
+        raise ValueError("device: 'cuda' asked for, but torch finds no usable GPU; expected a GPU, 'cpu' or 'auto'")
+    return Device(type="cpu")
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def prepare_interpreter() -> None:
+    """Make Triton interpret its kernels in this process and its children.
+
+    Raises:
+        ValueError: triton is imported already and took the other mode; it decides for each function as it is defined.
+    """
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    if "triton" in sys.modules:
+        raise ValueError(
+            "device: 'cpu' needs Triton's interpreter, but triton was imported before TRITON_INTERPRET=1 was set; "
+            "expected no plugin or conftest.py to import it first, or TRITON_INTERPRET=1 in the environment"
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def _torch_has_gpu() -> bool:
+    # The NVML based check asks the driver without creating a context.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch  # noqa: PLC0415 - seconds to import, not needed where there is no driver
+
+    return torch.cuda.is_available()
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """GPUs within CUDA_VISIBLE_DEVICES, named by nvidia-smi where it is there."""
+    known = _query_gpus()
+    allowed = environment.get("CUDA_VISIBLE_DEVICES")
+    if allowed is None:
+        if known:
+            return tuple(Gpu(id=uuid, name=gpu.name, memory=gpu.memory) for uuid, gpu in known.items())
+        import torch  # noqa: PLC0415
+
+        return tuple(Gpu(id=str(index)) for index in range(torch.cuda.device_count()))
+    by_index = {gpu.id: gpu for gpu in known.values()}
+    found = []
+    for entry in filter(None, (part.strip() for part in allowed.split(","))):
+        # A UUID may be shortened; a MIG instance is not in the list and keeps only its id.
+        match = by_index.get(entry) or next((gpu for uuid, gpu in known.items() if uuid.startswith(entry)), None)
+        found.append(Gpu(id=entry) if match is None else Gpu(id=entry, name=match.name, memory=match.memory))
+    return tuple(found)
+
+
+def _query_gpus() -> dict[str, Gpu]:
+    """All GPUs of this machine by UUID, each with its index as id; empty where nvidia-smi cannot say."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    gpus = {}
+    for line in text.splitlines():
+        index, uuid, name, memory = (part.strip() for part in line.split(",", 3))
+        gpus[uuid] = Gpu(id=index, name=name, memory=int(memory) if memory.isdigit() else None)
+    return gpus

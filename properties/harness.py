@@ -1,0 +1,290 @@
+"""Harness: draws cases for one property on one variant, judges them, and keeps count.
+
+It needs no pytest: the plugin builds one for each test, `properties.verify` for each property.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+from hypothesis.errors import Flaky, UnsatisfiedAssumption
+from hypothesis.strategies import SearchStrategy
+
+from . import profiles
+from .compiles import CompileCounter
+from .report import ItemStats
+
+if TYPE_CHECKING:
+    import torch
+
+    from .journal import Journal
+    from .limits import Limits
+    from .recipe import Recipe
+    from .subject import Subject
+    from .walk import Case, Change
+
+# `hypothesis.target` wants finite scores; 2^-30 of a bound is as good as exact.
+SMALLEST_SCORE = 2.0**-30
+LARGEST_SCORE = 2.0**30
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Harness:
+    """What a property is given: the subject, and the means to draw and judge cases.
+
+    Attributes:
+        subject: the operator under test.
+        device: where it runs.
+        limits: how large a case may be.
+        stats: what happened so far.
+        seed: the session's seed; the item's own follows from it and the name.
+        examples: cases to draw.
+        database: directory of the failures of this item, None to keep none.
+        case: a recipe to check instead of drawing any.
+        target: whether Hypothesis should steer towards large errors.
+        on_failure: keeps the smallest failing recipe, and returns lines that tell the reader how to run it again.
+        journal: notes each case before it runs.
+        compiles: the counter of this process.
+    """
+
+    subject: Subject
+    device: torch.device
+    limits: Limits
+    stats: ItemStats
+    seed: int = 0
+    examples: int = 10
+    database: Path | None = None
+    case: Recipe | None = None
+    target: bool = False
+    on_failure: Callable[[Any, Exception], Sequence[str]] | None = None
+    journal: Journal | None = None
+    compiles: CompileCounter = field(default_factory=CompileCounter)
+    _loops: int = 0
+    _shrinking: bool = False
+    _failing: tuple[Any, Exception] | None = None
+
+    @property
+    def name(self) -> str:
+        """Node id of the item: what its seed depends on."""
+        return f"{self.stats.test}[{self.stats.variant}]" if self.stats.variant else self.stats.test
+
+    @property
+    def failing(self) -> Any:
+        """The last recipe that failed, after shrinking; None when none did."""
+        return None if self._failing is None else self._failing[0]
+
+    def for_all(
+        self,
+        strategy: SearchStrategy[Any],
+        check: Callable[[Any], object],
+        *,
+        examples: int | None = None,
+        share: float = 1.0,
+    ) -> None:
+        """Check every recipe that is drawn, and raise what `check` raised for the smallest that failed.
+
+        Args:
+            strategy: draws recipes.
+            check: raises when the property does not hold; may call `hypothesis.assume`.
+            examples: cases to draw for this item, whatever the session asks for.
+            share: part of the session's cases, for a property whose cases are dear.
+        """
+        started = time.perf_counter()
+        self.stats.started = self.stats.started or time.time()
+        mark = self.compiles.mark()
+        try:
+            if self.case is not None:
+                self._one(self.case, check)
+            else:
+                self._draw(strategy, check, examples or max(1, math.ceil(self.examples * share)))
+        except Exception as error:
+            self._tell(error)
+            raise
+        finally:
+            self.stats.seconds += time.perf_counter() - started
+            self.stats.ended = time.time()
+            since = self.compiles.since(mark)
+            self.stats.compiles += len(since.kernels)
+            self.stats.compile_seconds += since.seconds
+            self.stats.compile_waited += since.waited
+            slowest = since.slowest
+            if slowest is not None and slowest.seconds > (self.stats.slowest_compile or ("", 0.0))[1]:
+                self.stats.slowest_compile = (slowest.name, slowest.seconds)
+
+    def check(
+        self,
+        recipe: Recipe,
+        *,
+        gradients: bool = True,
+        change: Change | None = None,
+        around: AbstractContextManager[object] | None = None,
+    ) -> Case:
+        """Walk one case, record its verdict, and raise `PropertyFailed` when it is not admissible.
+
+        Args:
+            recipe: what to build.
+            gradients: run and judge the backward too.
+            change: alters the operands that the subject is given, in a way that must not alter its results.
+            around: context in which the subject runs.
+        """
+        __tracebackhide__ = True
+        from .verdict import PropertyFailed, story  # noqa: PLC0415 - both import torch
+        from .walk import walk  # noqa: PLC0415
+
+        case = walk(
+            recipe,
+            self.subject,
+            self.device,
+            gradients=gradients,
+            change=change,
+            around=around,
+            clock=self.clock,
+        )
+        self.record(ratio=case.verdict.ratios, collisions=case.verdict.collisions)
+        if not case.verdict.passed:
+            raise PropertyFailed("\n".join(line for one in case.verdict.evidence for line in story(one, case.inputs)))
+        return case
+
+    def record(self, *, ratio: Mapping[str, float], collisions: int = 0) -> None:
+        """Take note of one comparison with the reference.
+
+        Args:
+            ratio: largest error over bound, by output.
+            collisions: largest number of samples that met in one pixel.
+        """
+        if self.target and self.case is None and ratio:
+            worst = max((LARGEST_SCORE if math.isnan(value) else value) for value in ratio.values())
+            hypothesis.target(math.log2(min(max(worst, SMALLEST_SCORE), LARGEST_SCORE)), label="log2(error / bound)")
+        if self._shrinking:
+            return
+        self.stats.judged += 1
+        self.stats.collisions = max(self.stats.collisions, collisions)
+        for output, value in ratio.items():
+            known = self.stats.ratio.get(output, 0.0)
+            self.stats.ratio[output] = value if math.isnan(value) else max(known, value)
+
+    def record_case(self, recipe: Recipe) -> None:
+        """Take note of a case that was judged by other means than the bounds."""
+        del recipe  # its classes are counted with every recipe that is drawn
+        self.record(ratio={})
+
+    @contextmanager
+    def clock(self, stage: str) -> Iterator[None]:
+        """Book the time of a block on a stage."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._book(stage, time.perf_counter() - started)
+
+    def _book(self, stage: str, seconds: float) -> None:
+        if not self._shrinking:
+            self.stats.stages[stage] = self.stats.stages.get(stage, 0.0) + seconds
+
+    def _tell(self, error: Exception) -> None:
+        """Add to the failure's text what the reader does next; Hypothesis has shrunk it by now."""
+        if self._failing is None or self.on_failure is None:
+            return
+        lines = self.on_failure(self._failing[0], error)
+        if len(error.args) == 1 and isinstance(error, AssertionError):
+            error.args = ("\n".join([str(error), *lines]),)
+        else:
+            for line in lines:
+                error.add_note(line)
+
+    def _draw(self, strategy: SearchStrategy[Any], check: Callable[[Any], object], examples: int) -> None:
+        self._shrinking = False
+        self._failing = None
+        outside = time.perf_counter()
+
+        def body(recipe: Any) -> None:
+            nonlocal outside
+            self._book("draw", time.perf_counter() - outside)
+            try:
+                self._one(recipe, check)
+            finally:
+                outside = time.perf_counter()
+
+        drawn = hypothesis.given(strategy)(body)
+        # In this order: `seed` takes the database away.
+        drawn = hypothesis.seed(profiles.item_seed(self.seed, self.name, self._loops))(drawn)
+        drawn = profiles.item_settings(examples=examples, database=self.database)(drawn)
+        self._loops += 1
+        try:
+            with _draws_independent_of_imports():
+                drawn()
+        except Flaky:
+            # The same recipe passed when it was run again: the failure is what the reader needs, not the group.
+            if self._failing is None:
+                raise
+            error = self._failing[1]
+            error.add_note("It did not fail every time: the same case also passed in this run.")
+            raise error from None
+
+    def _one(self, recipe: Any, check: Callable[[Any], object]) -> None:
+        __tracebackhide__ = True
+        # Read first: a failure turns it on, and is itself still a drawn case.
+        shrinking = self._shrinking
+        if self.journal is not None:
+            self.journal.begin(recipe)
+        try:
+            check(recipe)
+        except UnsatisfiedAssumption:
+            self.stats.discarded += not shrinking
+            raise
+        except Exception as error:
+            if self.journal is not None:
+                self.journal.failed(recipe, error)
+            self._shrinking = True
+            self._failing = (recipe, error)
+            self._count(recipe, shrinking=shrinking)
+            raise
+        self._count(recipe, shrinking=shrinking)
+
+    def _count(self, recipe: Any, *, shrinking: bool) -> None:
+        if shrinking:
+            self.stats.shrinks += 1
+            return
+        self.stats.cases += 1
+        for name in _classes(recipe, self.limits):
+            self.stats.classes[name] = self.stats.classes.get(name, 0) + 1
+
+
+def _classes(recipe: Any, limits: Limits) -> tuple[str, ...]:
+    from .classes import classes  # noqa: PLC0415 - both import torch
+    from .recipe import Recipe  # noqa: PLC0415
+
+    return classes(recipe, limits=limits) if isinstance(recipe, Recipe) else ()
+
+
+@contextmanager
+def _draws_independent_of_imports() -> Iterator[None]:
+    """Keep Hypothesis from drawing constants that it finds in the modules imported so far.
+
+    Which modules those are depends on the order of the tests and on how they were selected, so the same seed would
+    draw other cases in another worker. There is no setting for it; without these names nothing is changed.
+    """
+    from hypothesis.internal.conjecture import providers  # noqa: PLC0415
+
+    cache = getattr(providers, "CONSTANTS_CACHE", None)
+    collect = getattr(providers, "_get_local_constants", None)
+    nothing = getattr(providers, "Constants", None)
+    if cache is None or collect is None or nothing is None:
+        yield
+        return
+    empty = nothing()
+    clear: Callable[[], None] = getattr(getattr(cache, "cache", None), "clear", lambda: None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(clear)
+        stack.callback(setattr, providers, "_get_local_constants", collect)
+        clear()
+        providers._get_local_constants = lambda: empty
+        yield

@@ -1,0 +1,429 @@
+"""pytest plugin: options, device and seed of a run, the `harness` fixture, and the summary.
+
+Loaded with `-p properties.plugin`. Where it is only installed, it does nothing until one of its options is given or
+a test asks for `harness`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from properties import casefile, devices, profiles, report
+from properties.compiles import CompileCounter
+from properties.journal import Journal, cuda_is_lost, left_behind
+
+if TYPE_CHECKING:
+    from properties.harness import Harness
+    from properties.subject import Subject
+
+SHIPPED = "msda:multi_scale_deformable_attention"
+# Name under which an item's record travels in its `user_properties`, the one channel that reaches the controller.
+RECORD = "msda"
+PACKAGES = ("torch", "triton", "numpy", "hypothesis")
+FAILURES = ".msda/failures"
+OPTIONS = ("subject", "device", "examples", "seed", "profile", "case", "report", "json", "target")
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one pytest process knows about the run; workers are told by their controller.
+
+    Attributes:
+        profile: how cases are drawn and kept.
+        seed: of the session.
+        device: where the subject runs.
+        subject: "package.module:callable".
+        examples: cases per property, all variants together.
+        worker: name of this process, "main" when it runs the tests itself.
+        compiles: the counter of this process.
+        loaded: the subject, once it is imported.
+    """
+
+    profile: profiles.Profile
+    seed: int
+    device: devices.Device
+    subject: str
+    examples: int
+    worker: str = "main"
+    compiles: CompileCounter = field(default_factory=CompileCounter)
+    loaded: Subject | None = None
+
+    def load_subject(self) -> Subject:
+        """Import the subject, once."""
+        if self.loaded is None:
+            from properties.subject import load  # noqa: PLC0415 - imports torch and triton
+
+            self.loaded = load(self.subject, device=self.device.type)
+        return self.loaded
+
+
+RUN = pytest.StashKey[Run]()
+VARIANTS = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the `--msda-*` options."""
+    group = parser.getgroup("msda", "verification of deformable attention kernels")
+    group.addoption("--msda-subject", metavar="MODULE:CALLABLE", help=f"operator to verify (default: {SHIPPED})")
+    group.addoption("--msda-device", choices=("auto", "cuda", "cpu"), help="where to run it (default: auto)")
+    group.addoption(
+        "--msda-examples", type=_positive, metavar="N", help="cases per property, shared evenly by its dtype cells"
+    )
+    group.addoption("--msda-seed", type=int, metavar="N", help="seed of every draw (default: a fresh one, printed)")
+    group.addoption("--msda-profile", choices=sorted(profiles.PROFILES), help="default: ci when CI is set")
+    group.addoption("--msda-case", metavar="FILE", help="check the recipe in this file instead of drawing any")
+    group.addoption("--msda-report", metavar="DIR", help="write summary.json into this folder")
+    group.addoption("--msda-json", metavar="FILE", help="write the summary as JSON to this file")
+    group.addoption("--msda-target", action="store_true", help="steer the draws towards large errors")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{text} given, expected 1 or more")
+    return number
+
+
+def is_active(options: argparse.Namespace) -> bool:
+    """Whether this run is about the properties: the plugin was asked for by name, or one of its options was given."""
+    named = "properties.plugin" in (getattr(options, "plugins", None) or ())
+    return named or any(getattr(options, f"msda_{name}", None) for name in OPTIONS)
+
+
+def run_of(config: pytest.Config, options: argparse.Namespace | None = None) -> Run:
+    """Return the run that this process belongs to, deciding on device and seed at the first call."""
+    run = config.stash.get(RUN, None)
+    if run is None:
+        is_worker = hasattr(config, "workerinput")
+        run = config.stash[RUN] = _worker_run(config) if is_worker else _new_run(options or config.option)
+    return run
+
+
+def _new_run(options: argparse.Namespace) -> Run:
+    try:
+        profile = profiles.choose(options.msda_profile, os.environ)
+        device = devices.choose(options.msda_device or "auto")
+        if device.type == "cpu":
+            devices.prepare_interpreter()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+    return Run(
+        profile=profile,
+        seed=profile.session_seed(options.msda_seed),
+        device=device,
+        subject=options.msda_subject or SHIPPED,
+        examples=options.msda_examples or profile.examples[device.type],
+    )
+
+
+def _worker_run(config: pytest.Config) -> Run:
+    told = config.workerinput[RECORD]  # type: ignore[attr-defined]
+    if told["device"] == "cpu":
+        devices.prepare_interpreter()
+    elif told["gpu"] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = told["gpu"]
+    return Run(
+        profile=profiles.PROFILES[told["profile"]],
+        seed=told["seed"],
+        device=devices.Device(type=told["device"]),
+        subject=told["subject"],
+        examples=told["examples"],
+        worker=config.workerinput["workerid"],  # type: ignore[attr-defined]
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist what the controller has decided, and which GPU it gets."""
+    if not is_active(node.config.option):
+        return
+    run = run_of(node.config)
+    number = int("".join(filter(str.isdigit, node.gateway.id)) or 0)
+    node.workerinput[RECORD] = {
+        "profile": run.profile.name,
+        "seed": run.seed,
+        "device": run.device.type,
+        "gpu": run.device.gpu_of(number),
+        "subject": run.subject,
+        "examples": run.examples,
+    }
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Return the workers of `-n auto`: by GPU memory on a GPU, one for each core without."""
+    return run_of(config).device.workers(devices.cores()) if is_active(config.option) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Choose the interpreter before a conftest.py can import triton; workers inherit it from the environment."""
+    options = early_config.known_args_namespace
+    if is_active(options) and "PYTEST_XDIST_WORKER" not in os.environ:
+        run_of(early_config, options)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set this process up: device, profile, the way to the subject."""
+    if not is_active(config.option):
+        return
+    # A subject next to where pytest was started can be named without installing it.
+    for folder in (str(config.invocation_params.dir), str(config.rootpath)):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    run = run_of(config)
+    if not config.getoption("--hypothesis-profile", None):
+        profiles.load(run.profile)
+    if config.getoption("msda_subject") and run.worker == "main":
+        # A wrong name is one clear error here, and hundreds of failing tests later.
+        try:
+            run.load_subject()
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what is tested, on what, and how to draw the same cases again."""
+    if not is_active(config.option):
+        return []
+    run = run_of(config)
+    workers = len(config.getoption("tx", None) or ()) or 1
+    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    drawn = f"{run.examples} cases per property"
+    if config.getoption("msda_case"):
+        drawn = f"the case in {config.getoption('msda_case')}"
+    return [
+        f"msda subject: {run.subject}",
+        f"msda device: {run.device}; {workers} worker{'s' if workers > 1 else ''}",
+        f"msda versions: {versions}",
+        f"msda draws: profile {run.profile.name}, seed {run.seed}, {drawn}",
+    ]
+
+
+def _header(config: pytest.Config) -> dict[str, Any]:
+    """The facts of the header lines, for the machine-readable summary."""
+    run = run_of(config)
+    return {
+        "subject": run.subject,
+        "device": run.device.type,
+        "device_name": str(run.device),
+        "versions": _versions(),
+        "profile": run.profile.name,
+        "seed": run.seed,
+        "examples": run.examples,
+        "case": config.getoption("msda_case"),
+        "workers": len(config.getoption("tx", None) or ()) or 1,
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Versions from the packages' metadata: importing them here would cost seconds."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "missing"
+    return versions
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Count the variants of each property, before any of them is deselected or picked by its node id."""
+    collected = yield
+    functions = [node for node in collected.result if isinstance(node, pytest.Function)]
+    counts = Counter(function.originalname for function in functions)
+    for function in functions:
+        # The session collects what was picked once more; the first count is that of the whole file.
+        function.stash.setdefault(VARIANTS, counts[function.originalname])
+    return collected
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+    """The subject under test, and the means to draw and judge cases for the property that asks for it."""
+    import torch  # noqa: PLC0415 - after device and GPU are settled
+
+    from properties.harness import Harness  # noqa: PLC0415
+    from properties.limits import Limits  # noqa: PLC0415
+
+    config, item = request.config, request.node
+    run = run_of(config)
+    subject = run.load_subject()
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    refusal = subject.refuses(parameters["cell"]) if "cell" in parameters else None
+    if refusal is not None:
+        pytest.skip(refusal)
+    run.compiles.start()
+    torch.set_num_threads(1)
+    test, bracket, variant = item.nodeid.partition("[")
+    stats = report.ItemStats(test=test, variant=variant[:-1] if bracket else "", worker=run.worker)
+    database = profiles.item_database(config.rootpath, item.nodeid, run.subject, run.device.type)
+    cuda = run.device.type == "cuda"
+    journal = _journal(config, run, item.nodeid)
+    yield Harness(
+        subject=subject,
+        device=torch.device(run.device.type),
+        limits=Limits.cuda(subject.block_edges) if cuda else Limits.cpu(subject.block_edges),
+        stats=stats,
+        seed=run.seed,
+        examples=-(-run.examples // item.stash.get(VARIANTS, 1)),
+        database=database if run.profile.keeps_failures else None,
+        case=_case(config, parameters.get("cell")),
+        target=config.getoption("msda_target"),
+        on_failure=lambda recipe, error: _keep_failure(config, run, item.nodeid, recipe, str(error)),
+        journal=journal,
+        compiles=run.compiles,
+    )
+    journal.end()
+    item.user_properties.append((RECORD, stats.as_dict()))
+
+
+def _case(config: pytest.Config, cell: Any) -> Any:
+    """Read the recipe of `--msda-case`; skip the test when the recipe is of another dtype cell."""
+    file = config.getoption("msda_case")
+    if not file:
+        return None
+    try:
+        recipe = casefile.read(config.invocation_params.dir / file).recipe
+    except (OSError, ValueError) as error:
+        pytest.fail(f"case: cannot read {file!r}: {error}", pytrace=False)
+    if cell is not None and recipe.cell != cell:
+        pytest.skip(f"the case in {file} is of {recipe.cell.name}")
+    return recipe
+
+
+def _journal(config: pytest.Config, run: Run, nodeid: str) -> Journal:
+    session = config.workerinput["testrunuid"] if hasattr(config, "workerinput") else f"{os.getpid()}"
+
+    def leave(reason: str) -> None:
+        if run.worker == "main":
+            pytest.exit(f"the GPU no longer works in this process after {nodeid}: {reason}", returncode=3)
+        # xdist reports the test, replaces this worker and goes on; see `pytest_handlecrashitem`.
+        os._exit(3)
+
+    return Journal(
+        path=_journal_path(config, session, run.worker),
+        origin={"property": nodeid, "subject": run.subject, "device": run.device.type},
+        is_lost=cuda_is_lost if run.device.type == "cuda" else lambda: False,
+        leave=leave,
+    )
+
+
+def _journal_path(config: pytest.Config, session: str, worker: str) -> Path:
+    return config.rootpath / ".msda" / "journal" / f"{session}-{worker}.json"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
+    """Tell which case a worker was running when it ended."""
+    node = report.node
+    case = left_behind(_journal_path(node.config, node.workerinput["testrunuid"], node.gateway.id))
+    if case is not None and case.property == crashitem:
+        lines = _keep_failure(node.config, run_of(node.config), crashitem, case.recipe, case.failure)
+        report.longrepr = "\n".join([str(report.longrepr), f"  {case.failure}", *lines])
+
+
+def _keep_failure(config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str) -> list[str]:
+    """Write a failing recipe to a case file and return how to run it again."""
+    if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
+        return []
+    case = casefile.CaseFile(
+        recipe=recipe,
+        property=nodeid,
+        subject=run.subject,
+        device=run.device.type,
+        failure=(failure.splitlines() or [""])[0],
+    )
+    path = case.write(config.rootpath / FAILURES)
+    file, colons, function = nodeid.partition("::")
+    started = config.invocation_params.dir
+    test = os.path.relpath(config.rootpath / file, started) + colons + function
+    command = ["python", "-m", "pytest", test, "--msda-case", os.path.relpath(path, started)]
+    command += ["--msda-device", run.device.type]
+    if run.subject != SHIPPED:
+        command += ["--msda-subject", run.subject]
+    return [f"  recipe    {recipe.describe()}", f"  replay    {shlex.join(command)}"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show a property that does not hold by its story alone: the frames of the harness say nothing about the kernel."""
+    made = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    if error is not None and _tells_a_story(error) and made.failed and not item.config.getoption("fulltrace"):
+        lines = str(error).splitlines() or [type(error).__name__]
+        if item.config.get_verbosity() >= 1:
+            lines += [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+        shown: Any = call.excinfo.getrepr(style="value", chain=False)  # type: ignore[union-attr]
+        shown.reprtraceback.reprentries[0].lines[:] = lines
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = lines[0]
+        made.longrepr = shown
+    return made
+
+
+def _tells_a_story(error: BaseException) -> bool:
+    # By name: this process may not have imported the module, and a subject's package may bring its own.
+    return any(base.__name__ == "PropertyFailed" for base in type(error).__mro__)
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Print the summary, and write it where it was asked for."""
+    if not is_active(config.option):
+        return
+    summary = _summary(terminalreporter.stats, header={**_header(config), "exit": int(exitstatus)})
+    if summary.items:
+        terminalreporter.section("properties")
+        is_terminal = bool(getattr(terminalreporter, "isatty", False)) and terminalreporter.hasmarkup
+        width = terminalreporter._tw.fullwidth if is_terminal else 120  # pytest's own measure
+        terminalreporter.write(report.render(summary, width=width, color=is_terminal))
+    folder, file = config.getoption("msda_report"), config.getoption("msda_json")
+    targets = [Path(file)] if file else []
+    targets += [Path(folder) / "summary.json"] if folder else []
+    for target in targets:
+        path = config.invocation_params.dir / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(summary.as_json())
+        terminalreporter.write_line(f"summary written to {path}")
+
+
+def _summary(reports: Mapping[str, list[Any]], *, header: dict[str, Any]) -> report.Summary:
+    """Gather what the tests' reports carry; they come from this process or from any worker."""
+    items, failed, skipped = {}, set(), {}
+    for outcome in reports.values():
+        for one in filter(lambda entry: isinstance(entry, pytest.TestReport), outcome):
+            if one.failed:
+                failed.add(one.nodeid)
+            if one.skipped and isinstance(one.longrepr, tuple):
+                skipped[one.nodeid] = str(one.longrepr[2]).removeprefix("Skipped: ")
+            for name, record in one.user_properties:
+                if name == RECORD:
+                    items[one.nodeid] = report.ItemStats.from_dict(record)
+    for nodeid, item in items.items():
+        item.outcome = "failed" if nodeid in failed else "skipped" if nodeid in skipped else "passed"
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+    required: frozenset[str] = frozenset()
+    if any(item.classes for item in items.values()):
+        from properties.classes import REQUIRED as required  # noqa: N811, PLC0415 - imports torch
+    return report.Summary(
+        header=header,
+        items=report.merge(items.values()),
+        counts={name: len(reports.get(name, ())) for name in outcomes},
+        skipped=skipped,
+        required=sorted(required),
+    )

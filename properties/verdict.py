@@ -1,0 +1,206 @@
+"""Verdict: an observation held against an expectation, and the story of a failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reference.expect import Bounded, Expectation
+from reference.inputs import Inputs
+
+from .subject import Observation
+
+FailureClass = Literal["shape", "dtype", "not finite", "not zero", "out of bound"]
+# Names of the indices of each output, in the operator's notation.
+INDICES = {
+    "out": ("batch", "query", "channel"),
+    "grad_value": ("batch", "pixel", "head", "channel"),
+    "grad_sampling_locations": ("batch", "query", "head", "level", "point", "axis"),
+    "grad_attention_weights": ("batch", "query", "head", "level", "point"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The worst element of one output that is not admissible.
+
+    Attributes:
+        output: name of the output.
+        failure: the kind of disagreement.
+        index: position of the worst element, empty for a wrong shape or dtype.
+        expected: exact value, or the shape or dtype expected.
+        got: what was returned there.
+        bound: largest admissible error.
+        parts: sources of the bound and their sizes.
+        alternative: (value, bound) of the other side of a pixel edge, when it is another one.
+        ratio: error over bound.
+        wrong: number of inadmissible elements.
+        elements: number of all elements.
+    """
+
+    output: str
+    failure: FailureClass
+    expected: float | str
+    got: float | str
+    index: tuple[int, ...] = ()
+    bound: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    alternative: tuple[float, float] | None = None
+    ratio: float = float("inf")
+    wrong: int = 0
+    elements: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Outcome of one case.
+
+    Attributes:
+        ratios: largest error over bound, per output that was judged.
+        collisions: largest number of samples that contribute to one pixel of grad_value; 0 if only the forward ran.
+        evidence: one entry per output that failed; empty when the case passed.
+    """
+
+    ratios: dict[str, float]
+    collisions: int = 0
+    evidence: tuple[Evidence, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output is admissible."""
+        return not self.evidence
+
+
+def judge(observation: Observation, expectation: Expectation) -> Verdict:
+    """Compare every output that both sides have; one device synchronisation when all is well."""
+    pairs: list[tuple[str, Tensor, Bounded]] = []
+    evidence: list[Evidence] = []
+    for name in INDICES:
+        observed, bounded = getattr(observation, name), getattr(expectation, name)
+        if bounded is None:
+            continue
+        wrong_form = _form(name, observed, bounded)
+        if wrong_form is None:
+            pairs.append((name, observed, bounded))
+        else:
+            evidence.append(wrong_form)
+    ratios = [bounded.ratio(observed) for _, observed, bounded in pairs]
+    summary = [ratio.max() if ratio.numel() else ratio.new_zeros(()) for ratio in ratios]
+    counts = expectation.contributions
+    if counts is not None:
+        most = counts.max() if counts.numel() else counts.new_zeros(())
+        summary.append(most.double())
+    largest = torch.stack(summary).tolist() if summary else []
+    collisions = int(largest.pop()) if counts is not None else 0
+    for (name, observed, bounded), ratio, worst in zip(pairs, ratios, largest, strict=True):
+        if not worst <= 1.0:
+            evidence.append(_worst_element(name, observed, bounded, ratio))
+    names = [name for name, _, _ in pairs]
+    return Verdict(ratios=dict(zip(names, largest, strict=True)), collisions=collisions, evidence=tuple(evidence))
+
+
+def _form(name: str, observed: Tensor | None, bounded: Bounded) -> Evidence | None:
+    """Return evidence of a missing output, a wrong shape or a wrong dtype."""
+    shape = tuple(bounded.value.shape)
+    if observed is None or tuple(observed.shape) != shape:
+        got = "nothing" if observed is None else str(tuple(observed.shape))
+        return Evidence(output=name, failure="shape", expected=str(shape), got=got)
+    if observed.dtype != bounded.dtype:
+        return Evidence(output=name, failure="dtype", expected=str(bounded.dtype), got=str(observed.dtype))
+    return None
+
+
+def _worst_element(name: str, observed: Tensor, bounded: Bounded, ratio: Tensor) -> Evidence:
+    flat = int(ratio.nan_to_num(nan=torch.inf, posinf=torch.inf).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape))
+    got = float(observed[index])
+    bound = float(bounded.bound[index])
+    failure: FailureClass = "out of bound"
+    if not torch.isfinite(observed[index]):
+        failure = "not finite"
+    elif bound == 0.0 and float(bounded.value[index]) == 0.0:
+        failure = "not zero"
+    alternative = None
+    for other in bounded.alternatives:
+        pair = (float(other.value[index]), float(other.bound[index]))
+        if pair[0] != float(bounded.value[index]):
+            alternative = pair
+    return Evidence(
+        output=name,
+        failure=failure,
+        expected=float(bounded.value[index]),
+        got=got,
+        index=index,
+        bound=bound,
+        parts={part: float(tensor[index]) for part, tensor in bounded.parts.items()},
+        alternative=alternative,
+        ratio=float(ratio[index]),
+        wrong=int((~(ratio <= 1.0)).sum()),
+        elements=ratio.numel(),
+    )
+
+
+class PropertyFailed(AssertionError):  # noqa: N818 - reads as a sentence in a failure report
+    """A property does not hold; the message is the whole story."""
+
+
+def story(evidence: Evidence, inputs: Inputs) -> list[str]:
+    """Tell one failure in lines of "label  text"."""
+    lines = [f"{evidence.output}: {_HEADLINES[evidence.failure]}"]
+    if not evidence.index:
+        return [*lines, _line("expected", str(evidence.expected)), _line("got", str(evidence.got))]
+    where = ", ".join(f"{label} {i}" for label, i in zip(INDICES[evidence.output], evidence.index, strict=True))
+    lines.append(_line("worst", f"element ({where}); {evidence.wrong} of {evidence.elements} elements are wrong"))
+    lines += [_line("sample", text) for text in _sample(evidence, inputs)]
+    expected = f"{evidence.expected!r} +- {evidence.bound:.3g}"
+    if evidence.alternative is not None:
+        value, bound = evidence.alternative
+        expected += f", or {value!r} +- {bound:.3g} (the other side of the pixel edge)"
+    lines.append(_line("expected", expected))
+    lines.append(_line("got", f"{evidence.got!r}"))
+    if isinstance(evidence.got, float) and isinstance(evidence.expected, float):
+        error = abs(evidence.got - evidence.expected)
+        lines.append(_line("error", f"{error:.6g}, {evidence.ratio:.4g} times the bound"))
+    parts = " + ".join(f"{name} {size:.3g}" for name, size in evidence.parts.items())
+    lines.append(_line("bound", f"{evidence.bound:.3g} = {parts}"))
+    return lines
+
+
+def _line(label: str, text: str) -> str:
+    return f"  {label:<9} {text}"
+
+
+def _sample(evidence: Evidence, inputs: Inputs) -> list[str]:
+    """Describe the operands behind an element: its level, coordinate and weight, or its pixel."""
+    if evidence.output == "grad_value":
+        pixel = evidence.index[1]
+        for level, (height, width) in enumerate(inputs.levels):
+            if pixel < height * width:
+                row, column = divmod(pixel, width)
+                return [f"pixel (row {row}, column {column}) of level {level} ({height} x {width})"]
+            pixel -= height * width
+    if evidence.output == "out":
+        head, channel = divmod(evidence.index[2], inputs.channels)
+        return [f"head {head}, channel {channel} of {inputs.channels}"]
+    if evidence.output.startswith("grad_"):
+        sample = evidence.index[:5]
+        height, width = inputs.levels[sample[3]]
+        x, y = (float(v) for v in inputs.locations[sample].double())
+        weight = float(inputs.weights[sample])
+        return [
+            f"level {sample[3]} ({height} x {width}), location ({x!r}, {y!r}), weight {weight!r}",
+            f"pixel coordinate x_im {x * width - 0.5!r}, y_im {y * height - 0.5!r}",
+        ]
+    return []
+
+
+_HEADLINES = {
+    "shape": "wrong shape",
+    "dtype": "wrong dtype",
+    "not finite": "not finite where a finite result is required",
+    "not zero": "not exactly zero where nothing contributes",
+    "out of bound": "outside its error bound",
+}

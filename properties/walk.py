@@ -1,0 +1,91 @@
+"""The walk of one case: recipe -> inputs -> observation, against the expectation, to a verdict.
+
+Every property takes it, with an optional change of what the subject is given. So will whoever replays or fuzzes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from reference.expect import Expectation, expect
+from reference.inputs import Inputs
+
+from .recipe import Recipe
+from .subject import Observation, Subject
+from .verdict import Verdict, judge
+
+Clock = Callable[[str], AbstractContextManager[None]]
+Change = Callable[[Inputs], Inputs]
+
+
+@contextmanager
+def _untimed(_stage: str) -> Iterator[None]:
+    yield
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """One recipe walked to its end.
+
+    Attributes:
+        recipe: the drawn description.
+        inputs: the operands that the expectation is about.
+        given: the operands that the subject was given; `inputs` itself unless the property changed them.
+        observation: what the subject returned.
+        expectation: what it may return.
+        verdict: the comparison.
+    """
+
+    recipe: Recipe
+    inputs: Inputs
+    given: Inputs
+    observation: Observation
+    expectation: Expectation
+    verdict: Verdict
+
+
+def walk(
+    recipe: Recipe,
+    subject: Subject,
+    device: torch.device,
+    *,
+    gradients: bool = True,
+    change: Change | None = None,
+    around: AbstractContextManager[object] | None = None,
+    clock: Clock = _untimed,
+) -> Case:
+    """Build the inputs of a recipe, run the subject and judge what it returns.
+
+    Args:
+        recipe: what to build.
+        subject: what to run.
+        device: where both the subject and the reference run.
+        gradients: run and judge the backward too.
+        change: alters the operands that the subject is given, in a way that must not alter its results.
+        around: context in which the subject runs.
+        clock: context manager factory that times the stages "build", "subject", "reference" and "judge".
+    """
+    with clock("build"):
+        inputs = recipe.build(device)
+        given = inputs if change is None else change(inputs)
+    with clock("subject"), around or nullcontext():
+        observation = subject.observe(given, gradients=gradients)
+        if device.type == "cuda":
+            # Without it the subject's time would be booked on the reference, and its fault on the next stage.
+            torch.cuda.synchronize(device)
+    with clock("reference"):
+        expectation = expect(inputs, subject.arithmetic, gradients=gradients)
+    with clock("judge"):
+        verdict = judge(observation, expectation)
+    return Case(
+        recipe=recipe,
+        inputs=inputs,
+        given=given,
+        observation=observation,
+        expectation=expectation,
+        verdict=verdict,
+    )
