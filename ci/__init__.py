@@ -1,0 +1,1 @@
+"""What runs around the harness: replay, fuzzing, mutants, code generation checks, benchmarks, reports."""

@@ -1,0 +1,89 @@
+"""Hunt for a failing case of one subject: how many cases the properties need to catch a fault, if they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from properties.cells import DtypeCell
+from properties.limits import Limits
+from properties.recipe import Recipe
+from properties.strategies import recipes
+from properties.subject import Subject
+from properties.verdict import Verdict
+from properties.walk import walk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catch:
+    """The first case that failed.
+
+    Attributes:
+        recipe: what was drawn.
+        verdict: its evidence.
+        cases: how many cases were judged, this one included.
+    """
+
+    recipe: Recipe
+    verdict: Verdict
+    cases: int
+
+    @property
+    def outputs(self) -> set[str]:
+        """Names of the outputs that were wrong."""
+        return {evidence.output for evidence in self.verdict.evidence}
+
+
+class _CaughtError(Exception):
+    """Ends the drawing at the first failing case; nothing is shrunk."""
+
+
+def hunt(
+    subject: Subject, *, device: str, limits: Limits, cells: tuple[DtypeCell, ...], examples: int, session_seed: int = 0
+) -> Catch | None:
+    """Judge drawn cases, forward and backward, until one fails.
+
+    Args:
+        subject: what to run.
+        device: "cuda" or "cpu".
+        limits: how large the cases may be.
+        cells: dtype cells to draw from.
+        examples: cases after which the hunt is given up.
+        session_seed: fixes the draws.
+
+    Returns:
+        The first failing case, or None when all passed.
+    """
+    catches: list[Catch] = []
+    judged = 0
+
+    # generate only: the hunt asks how soon a fault shows, not how small it gets.
+    @seed(session_seed)
+    @settings(
+        max_examples=examples,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        suppress_health_check=(HealthCheck.too_slow,),
+    )
+    @given(st.sampled_from(cells).flatmap(lambda cell: recipes(cell, limits=limits)))
+    def judge_one(recipe: Recipe) -> None:
+        nonlocal judged
+        if catches:
+            raise _CaughtError
+        judged += 1
+        verdict = walk(recipe, subject, torch.device(device)).verdict
+        if not verdict.passed:
+            catches.append(Catch(recipe=recipe, verdict=verdict, cases=judged))
+            raise _CaughtError
+
+    try:
+        judge_one()
+    except _CaughtError:
+        return catches[0]
+    return None
