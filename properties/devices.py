@@ -45,7 +45,8 @@ class Device:
     def __str__(self) -> str:
         if self.type == "cpu":
             return "CPU (Triton interpreter)"
-        names = sorted({gpu.name for gpu in self.gpus})
+        # A worker knows the type alone: which GPU it sees is its controller's doing.
+        names = sorted({gpu.name for gpu in self.gpus}) or ["GPU"]
         return f"{len(self.gpus)} x {', '.join(names)}" if len(self.gpus) > 1 else names[0]
 
     def workers(self, cores: int) -> int:

@@ -291,6 +291,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     item.user_properties.append((RECORD, stats.as_dict()))
 
 
+@pytest.fixture
+def msda_device(request: pytest.FixtureRequest) -> str:
+    """Device type of the run, "cuda" or "cpu", for tests that bring a subject of their own."""
+    return run_of(request.config).device.type
+
+
 def _case(config: pytest.Config, cell: Any) -> Any:
     """Read the recipe of `--msda-case`; skip the test when the recipe is of another dtype cell."""
     file = config.getoption("msda_case")

@@ -18,7 +18,7 @@ CASES_WITHOUT_ALARM = 40
 SPOILS = {
     "half-pixel constant missing": {"out", "grad_value", "grad_sampling_locations", "grad_attention_weights"},
     "height and width swapped in one place": {"grad_sampling_locations"},
-    "<= for < in a bound check": {"out"},
+    "<= for < in a bound check": {"out", "grad_value", "grad_sampling_locations", "grad_attention_weights"},
     "one corner's weight wrong": {"out"},
     "a missing corner": {"out"},
     "location gradient without the width": {"grad_sampling_locations"},
@@ -32,12 +32,10 @@ SPOILS = {
 
 OTHER_BLOCKS = [
     Fault(
-        name="other query blocks",
-        file="plan.py",
-        before='{"cuda": {32: 2, 64: 1}, "interpreter": {32: 8, 64: 8}}',
-        after='{"cuda": {32: 4, 64: 2}, "interpreter": {32: 4, 64: 2}}',
+        name="interpreter rows", file="plan.py", before="INTERPRETER_ROWS = (8, 16)", after="INTERPRETER_ROWS = (4, 8)"
     ),
-    Fault(name="other sample blocks", file="plan.py", before="BLOCK_P = 16", after="BLOCK_P = 8"),
+    Fault(name="channel blocks", file="plan.py", before="NARROW, BROAD = 32, 64", after="NARROW, BROAD = 16, 32"),
+    Fault(name="warps", file="plan.py", before="NUM_WARPS = 1", after="NUM_WARPS = 2"),
 ]
 
 

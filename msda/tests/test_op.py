@@ -147,9 +147,10 @@ def test_starts_may_be_derived_and_tables_of_any_integer_dtype():
     call = make_call([(3, 5), (1, 2)])
     expected = call.run()
     assert same(replace(call, starts=None).run(), expected) or DEVICE == "cuda"
-    narrow = replace(call, shapes=call.shapes.int(), starts=call.starts.short())
+    starts = torch.tensor([0, 15])
+    narrow = replace(call, shapes=call.shapes.int(), starts=starts.to(DEVICE, torch.int16))
     assert torch.equal(narrow.run()[0], expected[0])
-    on_host = replace(call, shapes=call.shapes.cpu(), starts=call.starts.cpu())
+    on_host = replace(call, shapes=call.shapes.cpu(), starts=starts)
     assert torch.equal(on_host.run()[0], expected[0])
 
 
@@ -275,15 +276,32 @@ def test_compile_whole_graph(dynamic: bool):
 
 def test_vmap_over_everything():
     calls = [make_call([(3, 5), (1, 2)], seed=seed) for seed in range(3)]
-    stacked = [torch.stack([getattr(c, name) for c in calls]) for name in ("value", "locations", "weights", "grad")]
+    leaves = [
+        torch.stack([getattr(call, name) for call in calls], dim=1).requires_grad_()
+        for name in ("value", "locations", "weights")
+    ]
 
-    def loss(value, locations, weights, grad):
-        out = msda.multi_scale_deformable_attention(value, calls[0].shapes, None, locations, weights)
-        return (out * grad).sum()
+    def f(value, locations, weights):
+        return msda.multi_scale_deformable_attention(value, calls[0].shapes, None, locations, weights)
 
-    grads = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(*stacked)
+    out = torch.func.vmap(f, in_dims=1, out_dims=1)(*leaves)
+    grads = torch.autograd.grad(out, leaves, torch.stack([call.grad for call in calls], dim=1))
     for index, call in enumerate(calls):
-        assert_close(call, (call.run()[0], *(grad[index] for grad in grads)))
+        assert_close(call, tuple(result.detach()[:, index] for result in (out, *grads)))
+
+
+def test_batched_gradients():
+    call = make_call([(3, 5), (1, 2)])
+    value, locations, weights = leaves_of(call)
+    out = msda.multi_scale_deformable_attention(value, call.shapes, call.starts, locations, weights)
+    both = torch.stack([call.grad, -2 * call.grad])
+    # The locations are left out: a gradient that is not wanted has no batch axis.
+    grads = torch.autograd.grad(out, [value, weights], both, is_grads_batched=True)
+    for index, scale in enumerate((1.0, -2.0)):
+        expected = replace(call, grad=scale * call.grad).run()
+        assert_close(
+            replace(call, grad=scale * call.grad), (expected[0], grads[0][index], expected[2], grads[1][index])
+        )
 
 
 def test_vmap_over_one_operand():

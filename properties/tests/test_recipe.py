@@ -216,11 +216,16 @@ GOLDEN_BUILDS = {
     "float16-float16-float32": [41562512, 42266229, 34344177, 18522476, 46536614, 40018595],
     "float16-float32-float16": [69306988, 71922341, 62046133, 53600459, 75669627, 68886724],
     "float16-float32-float32": [79886048, 82062764, 73750187, 55206262, 85196953, 79788970],
-    "bfloat16": [35687492, 34222667, 24294771, 22308704, 34082940, 26812926],
-    "bfloat16-bfloat16-float32": [45732861, 44581804, 36110177, 23929899, 43592749, 37775821],
+    "bfloat16": [34456290, 34001103, 23603083, 21673426, 33548384, 26003901],
+    "bfloat16-bfloat16-float32": [44501659, 44360240, 35418489, 23294621, 43058193, 36966796],
     "bfloat16-float32-bfloat16": [70714341, 73292311, 61880017, 57999442, 71218104, 64222580],
     "bfloat16-float32-float32": [80759710, 83651448, 73695423, 59620637, 80727913, 75185475],
 }
+
+
+def _one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    # Rounding a NaN to 16 bits gives another pattern of bits on a GPU.
+    return torch.where(tensor.isnan(), torch.tensor(torch.nan, dtype=tensor.dtype), tensor)
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
@@ -243,7 +248,8 @@ def test_build_golden_values(cell: DtypeCell, device: str):
             seed=len(checks),
         )
         built = [
-            tensor.cpu().contiguous().view(torch.uint8).to(torch.int64) for tensor in tensors(recipe.build(device))
+            _one_nan(tensor.cpu()).contiguous().view(torch.uint8).to(torch.int64)
+            for tensor in tensors(recipe.build(device))
         ]
         checks.append(sum(int((one.view(-1) * torch.arange(1, one.numel() + 1)).sum()) for one in built))
     assert checks == GOLDEN_BUILDS[cell.name]
