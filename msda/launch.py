@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import arguments, kernels
-from .plan import VECTOR_BYTES, Accumulate, Architecture, Plan, accumulator_dtype, buffer_dtype, make_plan
+from .plan import VECTOR_BYTES, Accumulate, Architecture, Pass, Plan, accumulator_dtype, buffer_dtype, make_plan
 
 TRITON_DTYPE = {torch.float32: tl.float32, torch.float64: tl.float64}
 
@@ -34,7 +34,26 @@ def architecture() -> Architecture:
     return "cuda" if isinstance(kernels.forward, triton.JITFunction) else "interpreter"
 
 
-def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constants: Any) -> None:
+def constants(kernel: Pass, plan: Plan) -> dict[str, Any]:
+    """The values that a kernel is compiled with."""
+    values = {
+        "VEC": plan.vec,
+        "WIDE": plan.wide,
+        "COMPUTE": TRITON_DTYPE[plan.compute],
+        "BLOCK_Q": plan.block_q,
+        "BLOCK_P": plan.block_p,
+        "BLOCK_D": plan.block_d,
+    }
+    return values | {"LOOP_D": plan.loop_d} if kernel == "backward" else values
+
+
+def options(plan: Plan) -> dict[str, Any]:
+    """The compiler options of a kernel."""
+    # Triton 3.10 changes the default of fusion. The error bounds hold either way; the last bit would move.
+    return {"num_warps": plan.num_warps, "enable_fp_fusion": True}
+
+
+def launch(kernel: Pass, plan: Plan, device: torch.device, *args: Any) -> None:
     """Launch one kernel; every launch of the package goes through here."""
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -42,19 +61,7 @@ def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constant
             stack.enter_context(torch.cuda.device(device))
         if architecture() == "interpreter":
             stack.enter_context(_quiet_interpreter())
-        kernel[(plan.programs,)](
-            *args,
-            VEC=plan.vec,
-            WIDE=plan.wide,
-            COMPUTE=TRITON_DTYPE[plan.compute],
-            BLOCK_Q=plan.block_q,
-            BLOCK_P=plan.block_p,
-            BLOCK_D=plan.block_d,
-            **constants,
-            num_warps=plan.num_warps,
-            # Triton 3.10 changes the default. The error bounds hold either way; the last bit would move.
-            enable_fp_fusion=True,
-        )
+        getattr(kernels, kernel)[(plan.programs,)](*args, **constants(kernel, plan), **options(plan))
 
 
 @contextlib.contextmanager
@@ -94,7 +101,7 @@ def forward(operands: Operands, accumulate: Accumulate) -> Tensor:
     out = torch.empty(shape, dtype=buffer_dtype(value.dtype, arch), device=value.device)
     plan = make_plan("forward", problem, value.dtype, value.stride(), aligned=_aligned(value, out), architecture=arch)
     launch(
-        kernels.forward,
+        "forward",
         plan,
         value.device,
         *_inputs(operands._replace(value=value)),
@@ -147,7 +154,7 @@ def backward(
         aligned = _aligned(value, grad_output, grads[0])
         plan = make_plan("backward", problem, value.dtype, value.stride(), aligned=aligned, architecture=arch)
         launch(
-            kernels.backward,
+            "backward",
             plan,
             value.device,
             grad_output,
@@ -163,7 +170,6 @@ def backward(
             plan.query_blocks,
             int(need_value),
             int(need_samples),
-            LOOP_D=plan.loop_d,
         )
     grad_value, grad_locations, grad_weights = (
         grad.to(operand.dtype) for grad, operand in zip(grads, (value, *samples), strict=True)

@@ -89,7 +89,7 @@ BAD_CALLS: list[tuple[str, str, Callable[[Any], Any], type[Exception], str]] = [
 def launched(monkeypatch) -> list[object]:
     """The kernels that would have been launched."""
     seen: list[object] = []
-    monkeypatch.setattr(launch, "launch", lambda kernel, *_args, **_constants: seen.append(kernel))
+    monkeypatch.setattr(launch, "launch", lambda kernel, *_args: seen.append(kernel))
     return seen
 
 

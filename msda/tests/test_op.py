@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import msda
-from msda import launch, op
+from msda import kernels, launch, op
+from msda.arguments import problem_of
 from msda.plan import make_plan
 from msda.tests.calls import DEVICE, Call, assert_close, make_call
 
@@ -28,9 +29,9 @@ def launches(monkeypatch) -> list[object]:
     seen = []
     real = launch.launch
 
-    def counting(kernel, *args, **constants):
+    def counting(kernel, *args):
         seen.append(kernel)
-        real(kernel, *args, **constants)
+        real(kernel, *args)
 
     monkeypatch.setattr(launch, "launch", counting)
     return seen
@@ -322,30 +323,29 @@ def test_vmap_over_one_operand():
 
 
 def test_kernel_runs_on_the_device_of_its_tensors(monkeypatch):
-    entered: list[object] = []
+    events: list[object] = []
 
     class Guard:
         def __init__(self, device: torch.device):
             self.device = device
 
         def __enter__(self):
-            entered.append(self.device)
+            events.append(self.device)
 
         def __exit__(self, *_: object):
-            entered.append(None)
+            events.append("left")
 
     class Kernel:
         def __getitem__(self, grid: tuple[int, ...]):
-            return lambda *_, **__: entered.append(grid)
+            return lambda *_args, **_constants: events.append(grid)
 
-    monkeypatch.setattr(torch.cuda, "device", Guard)
     call = make_call([(3, 5)])
-    plans = []
-    real = launch.launch
-    monkeypatch.setattr(launch, "launch", lambda _kernel, plan, *_args: plans.append(plan))
-    msda.multi_scale_deformable_attention(call.value, call.shapes, call.starts, call.locations, call.weights)
-    real(Kernel(), plans[0], torch.device("cuda", 1))
-    assert entered == [torch.device("cuda", 1), (plans[0].programs,), None]
+    problem = problem_of(call.value, call.locations)
+    plan = make_plan("forward", problem, call.value.dtype, call.value.stride(), aligned=True, architecture="cuda")
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(kernels, "forward", Kernel())
+    launch.launch("forward", plan, torch.device("cuda", 1))
+    assert events == [torch.device("cuda", 1), (plan.programs,), "left"]
 
 
 def test_copy_of_the_package_lives_beside_it(tmp_path: Path, monkeypatch):
