@@ -37,8 +37,8 @@ def multi_scale_deformable_attention(
 
     Differentiable once in value, sampling_locations and attention_weights; each gradient has the dtype of its operand.
     grad_value is accumulated with atomics, so it may differ in rounding from run to run; everything else is bitwise
-    the same. Tensors may have any strides. A value whose channels are not adjacent is copied once; locations, weights
-    and the incoming gradient are copied when they are not contiguous.
+    the same. Tensors may have any strides. A value whose channels are not adjacent is copied in each pass; locations,
+    weights and the incoming gradient are copied when they are not contiguous.
 
     Args:
         value: (B, S, M, D), float64, float32, float16 or bfloat16; S is the sum of H * W over the levels.
