@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +42,23 @@ class _CaughtError(Exception):
     """Ends the drawing at the first failing case; nothing is shrunk."""
 
 
+Judge = Callable[[Recipe, Subject, torch.device], Verdict]
+
+
+def within_bounds(recipe: Recipe, subject: Subject, device: torch.device) -> Verdict:
+    """Judge one forward and backward by the error bounds."""
+    return walk(recipe, subject, device).verdict
+
+
 def hunt(
-    subject: Subject, *, device: str, limits: Limits, cells: tuple[DtypeCell, ...], examples: int, session_seed: int = 0
+    subject: Subject,
+    *,
+    device: str,
+    limits: Limits,
+    cells: tuple[DtypeCell, ...],
+    examples: int,
+    session_seed: int = 0,
+    judge: Judge = within_bounds,
 ) -> Catch | None:
     """Judge drawn cases, forward and backward, until one fails.
 
@@ -53,6 +69,7 @@ def hunt(
         cells: dtype cells to draw from.
         examples: cases after which the hunt is given up.
         session_seed: fixes the draws.
+        judge: the property that is to hold.
 
     Returns:
         The first failing case, or None when all passed.
@@ -77,7 +94,7 @@ def hunt(
         if catches:
             raise _CaughtError
         judged += 1
-        verdict = walk(recipe, subject, torch.device(device)).verdict
+        verdict = judge(recipe, subject, torch.device(device))
         if not verdict.passed:
             catches.append(Catch(recipe=recipe, verdict=verdict, cases=judged))
             raise _CaughtError

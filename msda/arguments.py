@@ -53,7 +53,6 @@ def check(
     Raises:
         TypeError: an argument is no tensor, or of a dtype that is not supported.
         ValueError: a shape, a device or a mode is wrong.
-        NotImplementedError: run-to-run determinism is asked for.
     """
     tensors = {
         "value": value,
@@ -143,9 +142,6 @@ def _check_modes(accumulate: object, determinism: object) -> None:
     if determinism not in DETERMINISM:
         msg = f"determinism must be one of {DETERMINISM}, got {determinism!r}"
         raise ValueError(msg)
-    if determinism == "run_to_run":
-        msg = 'determinism="run_to_run" has no kernel yet: grad_value is accumulated with atomics'
-        raise NotImplementedError(msg)
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
@@ -215,8 +211,13 @@ def check_device(device: torch.device, architecture: Architecture) -> None:
     raise ValueError(msg)
 
 
+def is_run_to_run(determinism: str | None) -> bool:
+    """Whether grad_value has to be the same in every run: on request, else when PyTorch is told so for everything."""
+    return torch.are_deterministic_algorithms_enabled() if determinism is None else determinism == "run_to_run"
+
+
 def alert_not_deterministic() -> None:
-    """Do for grad_value what PyTorch's own operators do when deterministic algorithms are asked for.
+    """Do for a grad_value by atomics what PyTorch's own operators do when deterministic algorithms are asked for.
 
     Raises:
         RuntimeError: `torch.use_deterministic_algorithms(True)` is on; with `warn_only=True` it is a warning.
@@ -224,8 +225,9 @@ def alert_not_deterministic() -> None:
     if not torch.are_deterministic_algorithms_enabled():
         return
     msg = (
-        "multi_scale_deformable_attention accumulates grad_value with atomics and has no deterministic implementation "
-        "of it, but torch.use_deterministic_algorithms(True) is on; use warn_only=True or compute no gradient of value"
+        'determinism="not_guaranteed" accumulates grad_value with atomics, but '
+        'torch.use_deterministic_algorithms(True) is on; pass determinism=None or "run_to_run", use warn_only=True, '
+        "or compute no gradient of value"
     )
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(msg)

@@ -54,14 +54,27 @@ def options(plan: Plan) -> dict[str, Any]:
 
 
 def launch(kernel: Pass, plan: Plan, device: torch.device, *args: Any) -> None:
-    """Launch one kernel; every launch of the package goes through here."""
+    """Launch a kernel of `kernels` as planned."""
+    start(getattr(kernels, kernel), plan.programs, device, *args, **constants(kernel, plan), **options(plan))
+
+
+def start(kernel: Any, programs: int, device: torch.device, *args: Any, **compiled: Any) -> None:
+    """Launch any kernel on a one-dimensional grid; every launch of the package goes through here.
+
+    Args:
+        kernel: decorated function.
+        programs: size of the grid.
+        device: the one that holds the tensors.
+        args: what the kernel is called with.
+        compiled: values it is compiled with, and compiler options.
+    """
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             # Kernels run on the current device, which need not be the one that holds the tensors.
             stack.enter_context(torch.cuda.device(device))
         if architecture() == "interpreter":
             stack.enter_context(_quiet_interpreter())
-        getattr(kernels, kernel)[(plan.programs,)](*args, **constants(kernel, plan), **options(plan))
+        kernel[(programs,)](*args, **compiled)
 
 
 @contextlib.contextmanager
@@ -97,14 +110,14 @@ def forward(operands: Operands, accumulate: Accumulate) -> Tensor:
     shape = (problem.batch, problem.queries, problem.heads * problem.channels)
     if problem.empty:
         return value.new_zeros(shape)
-    value = _channels_adjacent(value)
+    value = channels_adjacent(value)
     out = torch.empty(shape, dtype=buffer_dtype(value.dtype, arch), device=value.device)
-    plan = make_plan("forward", problem, value.dtype, value.stride(), aligned=_aligned(value, out), architecture=arch)
+    plan = make_plan("forward", problem, value.dtype, value.stride(), aligned=aligned(value, out), architecture=arch)
     launch(
         "forward",
         plan,
         value.device,
-        *_inputs(operands._replace(value=value)),
+        *inputs(operands._replace(value=value)),
         out,
         *value.stride()[:3],
         problem.queries,
@@ -136,7 +149,7 @@ def backward(
     Raises:
         RuntimeError: the gradient of value is wanted and PyTorch is told to use deterministic algorithms only.
     """
-    value = _channels_adjacent(operands.value)
+    value = channels_adjacent(operands.value)
     arch = architecture()
     if need_value:
         arguments.alert_not_deterministic()
@@ -151,14 +164,14 @@ def backward(
         grads.append(make(shape, dtype=buffer_dtype(operand.dtype, arch), device=value.device))
     if not problem.empty and (need_value or need_samples):
         grad_output = grad_output.contiguous()
-        aligned = _aligned(value, grad_output, grads[0])
-        plan = make_plan("backward", problem, value.dtype, value.stride(), aligned=aligned, architecture=arch)
+        vectors = aligned(value, grad_output, grads[0])
+        plan = make_plan("backward", problem, value.dtype, value.stride(), aligned=vectors, architecture=arch)
         launch(
             "backward",
             plan,
             value.device,
             grad_output,
-            *_inputs(operands._replace(value=value)),
+            *inputs(operands._replace(value=value)),
             *grads,
             *value.stride()[:3],
             problem.pixels,
@@ -177,16 +190,18 @@ def backward(
     return grad_value, grad_locations, grad_weights
 
 
-def _channels_adjacent(value: Tensor) -> Tensor:
-    # The one layout that kernels do not read in place.
+def channels_adjacent(value: Tensor) -> Tensor:
+    """Copy a value in the one layout that kernels do not read in place."""
     return value if value.stride(3) == 1 or value.shape[3] == 1 else value.contiguous()
 
 
-def _aligned(*tensors: Tensor) -> bool:
+def aligned(*tensors: Tensor) -> bool:
+    """Whether all addresses allow 16-byte accesses."""
     return all(tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
 
 
-def _inputs(operands: Operands) -> tuple[Tensor, ...]:
+def inputs(operands: Operands) -> tuple[Tensor, ...]:
+    """The operands as kernels take them: all but value contiguous."""
     # The level table is always int64 on value's device: other dtypes would be other kernels.
     table = (operands.spatial_shapes, operands.level_start_index)
     return (

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from . import arguments, launch
+from . import arguments, launch, ordered
 from .launch import Operands
 from .plan import Accumulate
 
@@ -36,9 +36,12 @@ def multi_scale_deformable_attention(
     or float64 for a float64 value.
 
     Differentiable once in value, sampling_locations and attention_weights; each gradient has the dtype of its operand.
-    grad_value is accumulated with atomics, so it may differ in rounding from run to run; everything else is bitwise
-    the same. Tensors may have any strides. A value whose channels are not adjacent is copied in each pass; locations,
-    weights and the incoming gradient are copied when they are not contiguous.
+    The output and the gradients of locations and weights are bitwise the same in every run on one machine. By default
+    grad_value is accumulated with atomics, so it may differ in rounding; with "run_to_run" it is summed in an order
+    that only the inputs decide and is the same too, at the cost of workspace (`msda.ordered_plan` has the formula).
+
+    Tensors may have any strides. A value whose channels are not adjacent is copied in each pass; locations, weights and
+    the incoming gradient are copied when they are not contiguous.
 
     Args:
         value: (B, S, M, D), float64, float32, float16 or bfloat16; S is the sum of H * W over the levels.
@@ -46,18 +49,21 @@ def multi_scale_deformable_attention(
         level_start_index: (L,) integer, offset of each level on the S axis; None derives it.
         sampling_locations: (B, Q, M, L, K, 2), normalised (x, y), of value's dtype or float32 (float64 with float64).
         attention_weights: (B, Q, M, L, K), same dtypes; need not sum to 1.
-        accumulate: accumulator of grad_value, "float32" (float64 for float64) or "native" for value's own dtype.
-        determinism: None or "not_guaranteed".
+        accumulate: accumulator of grad_value, "float32" (float64 for float64) or "native" for value's own dtype. Under
+            "run_to_run" both mean float32, rounded once at the end.
+        determinism: "not_guaranteed" or "run_to_run"; None means "run_to_run" when
+            `torch.use_deterministic_algorithms(True)` is on, also with warn_only, at the time of the pass.
 
     Returns:
         (B, Q, M * D), of value's dtype.
 
     Raises:
         TypeError: an argument is not a tensor or has an unsupported dtype.
-        ValueError: shapes, devices, the level table or a mode are wrong; on a CUDA device the level table is read back
-            for this, except while a CUDA graph is captured.
-        NotImplementedError: "run_to_run" determinism; native bfloat16 accumulation in Triton's interpreter.
-        RuntimeError: in the backward, when `torch.use_deterministic_algorithms(True)` is on; in a second derivative.
+        ValueError: shapes, devices, the level table or a mode are wrong, or the call is too large; on a CUDA device the
+            level table is read back for this, except while a CUDA graph is captured.
+        NotImplementedError: native bfloat16 accumulation in Triton's interpreter.
+        RuntimeError: in the backward, with an explicit "not_guaranteed" when `torch.use_deterministic_algorithms(True)`
+            is on; in a second derivative.
     """
     arguments.check(
         value,
@@ -71,7 +77,9 @@ def multi_scale_deformable_attention(
     if level_start_index is None:
         sizes = spatial_shapes.long().prod(dim=1)
         level_start_index = sizes.cumsum(0) - sizes
-    out: Tensor = _forward(value, spatial_shapes, level_start_index, sampling_locations, attention_weights, accumulate)
+    out: Tensor = _forward(
+        value, spatial_shapes, level_start_index, sampling_locations, attention_weights, accumulate, determinism
+    )
     return out
 
 
@@ -83,8 +91,11 @@ def _forward(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
 ) -> Tensor:
     operands = Operands(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+    if arguments.is_run_to_run(determinism):
+        accumulate = "float32"
     return launch.forward(operands, cast(Accumulate, accumulate))
 
 
@@ -97,10 +108,13 @@ def _backward(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
     need_value: bool,
     need_samples: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     operands = Operands(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+    if need_value and arguments.is_run_to_run(determinism):
+        return ordered.backward(grad_output, operands, need_samples=need_samples)
     return launch.backward(
         grad_output, operands, cast(Accumulate, accumulate), need_value=need_value, need_samples=need_samples
     )
@@ -114,8 +128,9 @@ def _(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
 ) -> Tensor:
-    del spatial_shapes, level_start_index, attention_weights, accumulate
+    del spatial_shapes, level_start_index, attention_weights, accumulate, determinism
     return value.new_empty((value.shape[0], sampling_locations.shape[1], value.shape[2] * value.shape[3]))
 
 
@@ -128,10 +143,11 @@ def _(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
     need_value: bool,
     need_samples: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    del grad_output, spatial_shapes, level_start_index, accumulate
+    del grad_output, spatial_shapes, level_start_index, accumulate, determinism
     return (
         value.new_empty(value.shape if need_value else (0,)),
         sampling_locations.new_empty(sampling_locations.shape if need_samples else (0,)),
@@ -141,14 +157,14 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    *tensors, ctx.accumulate = inputs
+    *tensors, ctx.accumulate, ctx.determinism = inputs
     ctx.save_for_backward(*tensors)
 
 
 def _differentiate(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-    need_value, _, _, need_locations, need_weights, _ = ctx.needs_input_grad
+    need_value, _, _, need_locations, need_weights, _, _ = ctx.needs_input_grad
     grad_value, grad_locations, grad_weights = _backward(
-        grad_output, *ctx.saved_tensors, ctx.accumulate, need_value, need_locations or need_weights
+        grad_output, *ctx.saved_tensors, ctx.accumulate, ctx.determinism, need_value, need_locations or need_weights
     )
     return (
         grad_value if need_value else None,
@@ -156,6 +172,7 @@ def _differentiate(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         None,
         grad_locations if need_locations else None,
         grad_weights if need_weights else None,
+        None,
         None,
     )
 
@@ -195,12 +212,13 @@ def _(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
 ) -> tuple[Tensor, int]:
     size = info.batch_size
     operands = (value, sampling_locations, attention_weights)
     dims = (in_dims[0], in_dims[3], in_dims[4])
     value, locations, weights = _fold_all(size, operands, dims, in_dims[1:3])
-    out = _forward(value, spatial_shapes, level_start_index, locations, weights, accumulate)
+    out = _forward(value, spatial_shapes, level_start_index, locations, weights, accumulate, determinism)
     return out.unflatten(0, (size, out.shape[0] // size)), 0
 
 
@@ -215,6 +233,7 @@ def _(
     sampling_locations: Tensor,
     attention_weights: Tensor,
     accumulate: str,
+    determinism: str | None,
     need_value: bool,
     need_samples: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
@@ -230,6 +249,7 @@ def _(
         locations,
         weights,
         accumulate,
+        determinism,
         need_value,
         need_samples,
     )

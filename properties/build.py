@@ -12,6 +12,7 @@ from properties import counter
 from properties.fills import fill, fill_weights, store
 from properties.layouts import arrange, drawn_index, drawn_shape
 from properties.locations import locate
+from properties.recipe import Lattice
 from reference.inputs import Inputs
 
 if TYPE_CHECKING:
@@ -42,14 +43,25 @@ def build(recipe: Recipe, device: torch.device | str) -> Inputs:
     words = counter.bits_of(recipe.seed, [math.prod(shapes[name]) for name in _DRAWN], device)
     word = {name: words.view(shapes[name]) for name, words in zip(_DRAWN, words, strict=True)}
     cell = recipe.cell
+    lattice = recipe.lattice or Lattice()
 
-    locations = locate(recipe.locations, recipe.levels, word["samples"], word["locations"], cell.locations, recipe.seed)
+    locations = locate(
+        recipe.locations,
+        recipe.levels,
+        word["samples"],
+        word["locations"],
+        cell.locations,
+        recipe.seed,
+        fraction_bits=lattice.fraction,
+    )
     _place_hot(locations, recipe)
     filled = {
-        "value": fill(recipe.value, word["value"], cell.value, recipe.seed),
+        "value": fill(recipe.value, word["value"], cell.value, recipe.seed, bits=lattice.value),
         "locations": locations,
-        "weights": fill_weights(recipe.weights, word["weights"], cell.weights, recipe.points),
-        "grad_output": fill(recipe.grad_output, word["grad_output"], cell.value, recipe.seed + 1),
+        "weights": fill_weights(
+            recipe.weights, word["weights"], cell.weights, recipe.points, step=lattice.step, bits=lattice.weight
+        ),
+        "grad_output": fill(recipe.grad_output, word["grad_output"], cell.value, recipe.seed + 1, bits=lattice.grad),
     }
     arranged = {
         operand: arrange(tensor, recipe.shape(operand), getattr(recipe, f"{operand}_layout"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,24 @@ class CaseFile:
         path = folder / f"{readable}-{digest}.json"
         path.write_text(json.dumps(plain, indent=2) + "\n")
         return path
+
+    def command(self, path: Path, *, root: Path, folder: Path) -> list[str]:
+        """Return the command that runs this case again on the device type that it failed on.
+
+        Args:
+            path: where the case was written.
+            root: folder that the property's node id starts from.
+            folder: where the command will be started.
+        """
+        script = root / "ci" / "run"
+        if script.exists():
+            # It finds the environment, from wherever it is called.
+            again = [os.path.relpath(script, folder), "test", self.property, "-n", "0"]
+            return [*again, "--msda-case", os.path.relpath(path, folder), "--msda-device", self.device]
+        file, colons, function = self.property.partition("::")
+        test = os.path.relpath(root / file, folder) + colons + function
+        case = ["--msda-case", os.path.relpath(path, folder)]
+        return ["python", "-m", "pytest", test, *case, "--msda-device", self.device]
 
 
 def read(path: Path) -> CaseFile:

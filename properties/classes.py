@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 from properties.cells import CELLS
+from properties.lattice import edge_bit, location_bits
 from properties.layouts import drawn_index, drawn_shape, is_real
 from properties.limits import Limits
 from properties.recipe import (
@@ -53,6 +54,8 @@ def _labels(recipe: Recipe, limits: Limits) -> Iterator[str]:
     for height, width in recipe.levels:
         yield from (f"level: {label}" for label in _level_labels(height, width))
     yield from _location_labels(recipe)
+    if recipe.lattice is not None:
+        yield from _lattice_labels(recipe, recipe.lattice.fraction)
     yield f"weights: {recipe.weights}"
     for name, operand, pattern in (("value", "value", recipe.value), ("grad", "grad_output", recipe.grad_output)):
         layout = getattr(recipe, f"{operand}_layout")
@@ -107,6 +110,14 @@ def _location_labels(recipe: Recipe) -> Iterator[str]:
         yield "location: hot"
     if "pile" in recipe.locations and drawn[1] * drawn[4] >= MANY_COLLISIONS * len(recipe.locations):
         yield "collisions: many"
+
+
+def _lattice_labels(recipe: Recipe, fraction: int) -> Iterator[str]:
+    for side in sorted({side for level in recipe.levels for side in level}):
+        if edge_bit(side, location_bits(side, recipe.cell.locations, fraction)) is not None:
+            yield "lattice: pixel edges"
+        if side & (side - 1):
+            yield "lattice: not a power of two"
 
 
 def _required() -> Iterator[str]:

@@ -71,10 +71,15 @@ class Device:
 def choose(requested: str) -> Device:
     """Return the device asked for: "cpu", "cuda", or "auto" for a GPU where there is one that torch can use.
 
+    Whoever sets TRITON_INTERPRET wants the interpreter: "auto" is then "cpu".
+
     Raises:
-        ValueError: "cuda" was asked for and torch cannot use one.
+        ValueError: "cuda" was asked for and torch cannot use one, or TRITON_INTERPRET is set.
     """
-    if requested == "cpu":
+    interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+    if requested == "cuda" and interpreted:
+        raise ValueError("device: 'cuda' asked for, but TRITON_INTERPRET is set; expected it unset, or 'cpu' or 'auto'")
+    if requested == "cpu" or interpreted:
         return Device(type="cpu")
     available = (requested == "cuda" or any(Path(name).exists() for name in DEVICE_FILES)) and _torch_has_gpu()
     if available:

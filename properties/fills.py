@@ -20,6 +20,9 @@ _SUBNORMAL_EXPONENT = {torch.float64: -1074, torch.float32: -149, torch.float16:
 _WIDE_EXPONENT = 20
 _MAX_EXPONENT = {torch.float64: 1023, torch.float32: 127, torch.float16: 15, torch.bfloat16: 127}
 
+_HUGE_OCTAVES = 8
+_REFERENCE_MARGIN = 20
+
 _CONSTANTS = (1.0, -1.0, 0.5, 3.0, 1.0 / 3.0, -0.1)
 _DENSITY_MASK = 7  # one element in eight of a sparse tensor is not zero
 
@@ -54,14 +57,22 @@ def _sparse(word: Tensor, _dtype: torch.dtype, _seed: int) -> Tensor:
     return counter.normal_like(word).mul_((word & _DENSITY_MASK) == 0)
 
 
+def _integers(word: Tensor, largest: int) -> Tensor:
+    """Float64 integers, uniform from -largest to largest, which is below 2^30."""
+    return counter.below(word, 2 * largest + 1).sub_(largest).to(torch.float64)
+
+
 def _constant(word: Tensor, _dtype: torch.dtype, seed: int) -> Tensor:
     constant = _CONSTANTS[seed % len(_CONSTANTS)]
     return torch.full(word.shape, constant, dtype=torch.float64, device=word.device)
 
 
 def _huge(word: Tensor, dtype: torch.dtype, _seed: int) -> Tensor:
+    # Over a few octaves: where every number is within a factor 2 of overflow, hardly a sum must be finite. The float64
+    # reference needs a margin of its own for the sums behind its bounds.
+    top = _MAX_EXPONENT[dtype] - (_REFERENCE_MARGIN if dtype == torch.float64 else 0)
     largest = torch.finfo(dtype).max
-    return _floats(word, _MAX_EXPONENT[dtype], _MAX_EXPONENT[dtype]).clamp_(-largest, largest)
+    return _floats(word, top - _HUGE_OCTAVES, top).clamp_(-largest, largest)
 
 
 def _subnormal(word: Tensor, dtype: torch.dtype, _seed: int) -> Tensor:
@@ -80,18 +91,21 @@ _FILLS: dict[str, Callable[[Tensor, torch.dtype, int], Tensor]] = {
 }
 
 
-def fill(pattern: str, word: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+def fill(pattern: str, word: Tensor, dtype: torch.dtype, seed: int, *, bits: int = 0) -> Tensor:
     """Fill a value or grad_output tensor.
 
     Args:
-        pattern: one of recipe.VALUE_PATTERNS.
+        pattern: one of recipe.VALUE_PATTERNS, or "integer": from -2^bits to 2^bits.
         word: int64 random words, one per element, any shape.
         dtype: of the result; its range decides what is wide, huge and subnormal.
         seed: chooses the number of a "constant" tensor.
+        bits: of "integer".
 
     Returns:
         Tensor of word's shape and `dtype`; always finite.
     """
+    if pattern == "integer":
+        return store(_integers(word, 1 << bits), dtype)
     return store(_FILLS[pattern](word, dtype, seed), dtype)
 
 
@@ -107,20 +121,27 @@ def _softmax_like(word: Tensor, points: int) -> Tensor:
     return parts.to(torch.float64).div_(total.to(torch.float64))
 
 
-def fill_weights(pattern: str, word: Tensor, dtype: torch.dtype, points: int) -> Tensor:
+def fill_weights(
+    pattern: str, word: Tensor, dtype: torch.dtype, points: int, *, step: int = 0, bits: int = 0
+) -> Tensor:
     """Fill the attention weights.
 
     Args:
         pattern: one of recipe.WEIGHT_PATTERNS. "raw" is signed and not normalised, "negative" has no positive weight,
-            "zero" is softmax-like with three in four weights, and the first one for certain, exactly 0.
+            "zero" is softmax-like with three in four weights, and the first one for certain, exactly 0. Or "dyadic":
+            multiples of 2^-step from -2^bits to 2^bits.
         word: int64 random words (B, Q, M, L, K), with 1 for a dimension that will be expanded.
         dtype: of the result.
         points: K, also if the last dimension of `word` is 1 because the weights will be expanded along it.
+        step: of "dyadic".
+        bits: of "dyadic".
 
     Returns:
         Tensor of word's shape and `dtype`.
     """
-    if pattern == "softmax":
+    if pattern == "dyadic":
+        exact = _integers(word, 1 << (step + bits)).mul_(2.0**-step)
+    elif pattern == "softmax":
         exact = _softmax_like(word, points)
     elif pattern == "raw":
         exact = counter.normal_like(word).mul_(2.0)

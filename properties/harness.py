@@ -19,6 +19,7 @@ from hypothesis.errors import Flaky, UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
 from . import profiles
+from .agreement import Agreement, Lossy, note
 from .compiles import CompileCounter
 from .report import ItemStats
 
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from .limits import Limits
     from .recipe import Recipe
     from .subject import Subject
-    from .walk import Case, Change
+    from .walk import Case, Change, Oracle
 
 # `hypothesis.target` wants finite scores; 2^-30 of a bound is as good as exact.
 SMALLEST_SCORE = 2.0**-30
 LARGEST_SCORE = 2.0**30
+# Stands among the outputs for the difference of repeated runs over its bound.
+RUN_TO_RUN = "run to run"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -95,7 +98,8 @@ class Harness:
             strategy: draws recipes.
             check: raises when the property does not hold; may call `hypothesis.assume`.
             examples: cases to draw for this item, whatever the session asks for.
-            share: part of the session's cases, for a property whose cases are dear.
+            share: part of the session's cases, for a property whose cases are dear in the interpreter; on a GPU it gets
+                all of them.
         """
         started = time.perf_counter()
         self.stats.started = self.stats.started or time.time()
@@ -104,7 +108,8 @@ class Harness:
             if self.case is not None:
                 self._one(self.case, check)
             else:
-                self._draw(strategy, check, examples or max(1, math.ceil(self.examples * share)))
+                part = share if self.device.type == "cpu" else 1.0
+                self._draw(strategy, check, examples or max(1, math.ceil(self.examples * part)))
         except Exception as error:
             self._tell(error)
             raise
@@ -123,17 +128,21 @@ class Harness:
         self,
         recipe: Recipe,
         *,
+        subject: Subject | None = None,
         gradients: bool = True,
         change: Change | None = None,
         around: AbstractContextManager[object] | None = None,
+        oracle: Oracle | None = None,
     ) -> Case:
         """Walk one case, record its verdict, and raise `PropertyFailed` when it is not admissible.
 
         Args:
             recipe: what to build.
+            subject: what to run. Default: the subject of the harness.
             gradients: run and judge the backward too.
             change: alters the operands that the subject is given, in a way that must not alter its results.
             around: context in which the subject runs.
+            oracle: says what the results may be. Default: the float64 reference with the bounds of the subject.
         """
         __tracebackhide__ = True
         from .verdict import PropertyFailed, story  # noqa: PLC0415 - both import torch
@@ -141,11 +150,12 @@ class Harness:
 
         case = walk(
             recipe,
-            self.subject,
+            subject or self.subject,
             self.device,
             gradients=gradients,
             change=change,
             around=around,
+            oracle=oracle,
             clock=self.clock,
         )
         self.record(ratio=case.verdict.ratios, collisions=case.verdict.collisions)
@@ -171,10 +181,36 @@ class Harness:
             known = self.stats.ratio.get(output, 0.0)
             self.stats.ratio[output] = value if math.isnan(value) else max(known, value)
 
+    def record_agreement(self, name: str, figures: Agreement) -> None:
+        """Take note of repeated runs.
+
+        Args:
+            name: dtype and accumulator.
+            figures: of one case.
+        """
+        self.record(ratio={RUN_TO_RUN: figures.ratio}, collisions=figures.collisions)
+        if not self._shrinking:
+            note(self.stats.agreement, name, figures)
+
+    def record_lossy(self, name: str, collisions: int) -> None:
+        """Take note of a case in which the accumulator is too coarse for its bound to say anything.
+
+        Args:
+            name: dtype and accumulator.
+            collisions: largest number of samples that met in one pixel.
+        """
+        if not self._shrinking:
+            note(self.stats.lossy, name, Lossy(cases=1, collisions=collisions))
+
     def record_case(self, recipe: Recipe) -> None:
         """Take note of a case that was judged by other means than the bounds."""
         del recipe  # its classes are counted with every recipe that is drawn
         self.record(ratio={})
+
+    def event(self, label: str) -> None:
+        """Count a label in Hypothesis's statistics; a case from a file has none."""
+        if self.case is None:
+            hypothesis.event(label)
 
     @contextmanager
     def clock(self, stage: str) -> Iterator[None]:

@@ -11,6 +11,10 @@ from typing import Any
 from . import casefile
 
 
+class DeviceLost(BaseException):
+    """The GPU no longer works in this process. No Exception, so that Hypothesis does not go on shrinking without it."""
+
+
 @dataclass(kw_only=True)
 class Journal:
     """Notes of one process. It holds one entry, the present one; a process that ends well leaves none.
@@ -19,24 +23,29 @@ class Journal:
         path: file of this process.
         origin: what a case file says besides the recipe; see `CaseFile`.
         is_lost: whether the device no longer works in this process, asked after a failure.
-        leave: ends the process; called with the reason. It must not return.
+        leave: called with the recipe and the reason when the device is lost; may end the process.
     """
 
     path: Path
     origin: dict[str, str]
     is_lost: Callable[[], bool]
-    leave: Callable[[str], None]
+    leave: Callable[[Any, str], None]
 
     def begin(self, recipe: Any) -> None:
         """Note a case before it runs."""
         self._write(recipe, failure="the process ended while it ran this case")
 
     def failed(self, recipe: Any, error: Exception) -> None:
-        """End the process when a failure took the device with it: every later case would fail, and hide this one."""
+        """Stop when a failure took the device with it: every later case would fail, and hide this one.
+
+        Raises:
+            DeviceLost: the device is lost, and `leave` has returned.
+        """
         if self.is_lost():
             reason = f"{type(error).__name__}: {error}"
             self._write(recipe, failure=reason)
-            self.leave(reason)
+            self.leave(recipe, reason)
+            raise DeviceLost(reason) from None
 
     def end(self) -> None:
         """Forget the entry: the test is over."""

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 _PAD = 3  # an odd number of elements, so that no row after the first is aligned as the base is
+_ALIGNED_PAD = 16  # elements: rows of every dtype stay aligned to 16 bytes, apart from each other
 _MISALIGNED = 1
+
+
+def _outer(shape: Sequence[int]) -> tuple[int, int]:
+    """The dimensions that "permuted" swaps: pixels or queries with heads, or batch with queries for grad_output."""
+    return (1, 2) if len(shape) > 3 else (0, 1)
 
 
 def expanded_dimension(operand: str, shape: tuple[int, ...], seed: int) -> int | None:
@@ -57,6 +63,9 @@ def is_real(operand: str, shape: tuple[int, ...], layout: str, seed: int) -> boo
         return expanded_dimension(operand, shape, seed) is not None
     if layout == "transposed":
         return longer > 1
+    if layout == "permuted":
+        one, other = _outer(shape)
+        return shape[one] > 1 and shape[other] > 1
     # A padded row shows in the strides of the dimensions before it alone.
     return layout == "offset" or (longer > 1 if shape[-1] > 1 else longer > 0)
 
@@ -67,9 +76,11 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
     Args:
         tensor: contiguous, any floating dtype, of `drawn_shape`.
         shape: of the result.
-        layout: "contiguous"; "transposed", the dimensions in reverse order in memory; "sliced", rows cut from longer
-            ones; "expanded", stride 0 where `tensor` has 1 and `shape` more; "offset", contiguous but starting one
-            element into its memory, so aligned to its element size alone.
+        layout: "contiguous"; "transposed", the dimensions in reverse order in memory; "permuted", two outer ones
+            swapped (heads before pixels), the last still adjacent; "sliced", rows cut from longer ones, at odd
+            distances; "padded", the same at distances that keep rows aligned to 16 bytes; "expanded", stride 0 where
+            `tensor` has 1 and `shape` more; "offset", contiguous but starting one element into its memory, so aligned
+            to its element size alone.
 
     Returns:
         A tensor of `shape` and tensor's dtype.
@@ -84,5 +95,11 @@ def arrange(tensor: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
     if layout == "sliced":
         padded = torch.nn.functional.pad(tensor, (0, _PAD), value=math.nan)
         return padded[..., : shape[-1]]
+    if layout == "padded":
+        padded = torch.nn.functional.pad(tensor, (0, _ALIGNED_PAD - shape[-1] % _ALIGNED_PAD), value=math.nan)
+        return padded[..., : shape[-1]]
+    if layout == "permuted":
+        outer = _outer(shape)
+        return tensor.transpose(*outer).contiguous().transpose(*outer)
     padded = torch.nn.functional.pad(tensor.reshape(-1), (_MISALIGNED, 0), value=math.nan)
     return padded[_MISALIGNED:].view(shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from properties import counter
 from properties.fills import store
+from properties.lattice import edge_bit, location_bits
 
 _INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.float16: torch.int16}
 _INTEGERS[torch.bfloat16] = torch.int16
@@ -29,7 +30,7 @@ _HUGE = 1e30
 _GOLDEN = (0.6180339887498949, 0.7548776662466927)  # the reference points of successive queries spread out evenly
 
 # Patterns that speak of both coordinates of a sample together.
-_JOINT = frozenset({"inside", "local", "away", "pile"})
+_JOINT = frozenset({"inside", "local", "away", "pile", "lattice"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class _Draw:
         low: int64 like `fraction`, uniform in [0, 2048), independent of it.
         dtype: of the stored locations.
         seed: the recipe's.
+        levels: (H, W) of each level.
+        fraction_bits: of the pixel coordinates on a lattice.
     """
 
     size: Tensor
@@ -49,6 +52,8 @@ class _Draw:
     low: Tensor
     dtype: torch.dtype
     seed: int
+    levels: tuple[tuple[int, int], ...]
+    fraction_bits: int
 
     def pick(self, choices: int) -> Tensor:
         """Integers in [0, choices)."""
@@ -137,6 +142,28 @@ def _nan(draw: _Draw) -> Tensor:
     return torch.full_like(draw.fraction, math.nan)
 
 
+def _lattice(draw: _Draw) -> Tensor:
+    """Locations k 2^-m, from the line x_im = -1 to the line x_im = W, or up to one step further.
+
+    Half of the coordinates are moved to a place near by where x_im is an integer, if the lattice has any.
+    """
+    rows = []
+    for height, width in draw.levels:
+        for side in (width, height):
+            bits = location_bits(side, draw.dtype, draw.fraction_bits)
+            margin = -(-(1 << bits) // (2 * side))
+            edge = edge_bit(side, bits)
+            rows.append((2.0**-bits, -margin, (1 << bits) + margin, 0.0 if edge is None else 2.0**edge))
+    table = torch.tensor(rows, dtype=torch.float64).to(draw.size.device).view(-1, 1, 2, 4)
+    grain, first, last, bit = table.unbind(-1)
+    k = draw.fraction.mul(last - first + 1.0).floor_().add_(first)
+    # The next k whose lowest bit that is set is this one: an odd multiple of it.
+    moved = k.div(2.0 * bit).floor_().mul_(2.0).add_(1.0).mul_(bit)
+    moved = torch.where(moved > last, moved - 2.0 * bit, moved)
+    on_edge = ((draw.low & 1) == 0) & (bit > 0.0)
+    return torch.where(on_edge, moved, k).mul_(grain)
+
+
 _PATTERNS: dict[str, Callable[[_Draw], Tensor]] = {
     "inside": _inside,
     "local": _local,
@@ -150,6 +177,7 @@ _PATTERNS: dict[str, Callable[[_Draw], Tensor]] = {
     "huge": _huge,
     "infinite": _infinite,
     "nan": _nan,
+    "lattice": _lattice,
 }
 
 
@@ -160,6 +188,8 @@ def locate(
     coordinate_word: Tensor,
     dtype: torch.dtype,
     seed: int,
+    *,
+    fraction_bits: int = 1,
 ) -> Tensor:
     """Place the samples.
 
@@ -167,12 +197,13 @@ def locate(
     pattern that is listed then occurs, if there are enough samples.
 
     Args:
-        patterns: each one of recipe.LOCATION_PATTERNS.
+        patterns: each one of recipe.LOCATION_PATTERNS, or "lattice".
         levels: (H, W) of each level.
         sample_word: int64 random words (B, Q, M, L, K).
         coordinate_word: int64 random words (B, Q, M, L, K, 2).
         dtype: of the stored locations.
         seed: the recipe's, for choices that all samples share.
+        fraction_bits: of the pixel coordinates of "lattice".
 
     Returns:
         Locations (B, Q, M, L, K, 2) of `dtype`, (x, y) in the last dimension.
@@ -185,6 +216,8 @@ def locate(
         low=coordinate_word & _LOW,
         dtype=dtype,
         seed=seed,
+        levels=levels,
+        fraction_bits=fraction_bits,
     )
     group = _groups(sample_word, len(patterns)) if len(patterns) > 1 else None
     follows = _axes(sample_word) if not _JOINT.issuperset(patterns) else None

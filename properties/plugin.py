@@ -7,32 +7,27 @@ a test asks for `harness`.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import platform
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from properties import casefile, devices, profiles, report
+from properties import casefile, devices, failures, gather, profiles, report
 from properties.compiles import CompileCounter
-from properties.journal import Journal, cuda_is_lost, left_behind
+from properties.failures import SHIPPED
+from properties.journal import DeviceLost, left_behind
 
 if TYPE_CHECKING:
     from properties.harness import Harness
     from properties.subject import Subject
 
-SHIPPED = "msda:multi_scale_deformable_attention"
-# Name under which an item's record travels in its `user_properties`, the one channel that reaches the controller.
-RECORD = "msda"
-PACKAGES = ("torch", "triton", "numpy", "hypothesis")
-FAILURES = ".msda/failures"
+# Name under which the controller's decisions reach its workers.
+TOLD = "msda"
 OPTIONS = ("subject", "device", "examples", "seed", "profile", "case", "report", "json", "target")
 
 
@@ -90,10 +85,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"{text} given, expected 1 or more")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} given, expected 1 or more")
+    return int(text)
+
+
+def _targets(config: pytest.Config) -> list[Path]:
+    """Files that the summary goes to."""
+    folder, file = config.getoption("msda_report"), config.getoption("msda_json")
+    targets = [Path(file)] if file else []
+    targets += [Path(folder) / "summary.json"] if folder else []
+    return [failures.user_folder(config) / target for target in targets]
 
 
 def is_active(options: argparse.Namespace) -> bool:
@@ -129,7 +131,7 @@ def _new_run(options: argparse.Namespace) -> Run:
 
 
 def _worker_run(config: pytest.Config) -> Run:
-    told = config.workerinput[RECORD]  # type: ignore[attr-defined]
+    told = config.workerinput[TOLD]  # type: ignore[attr-defined]
     if told["device"] == "cpu":
         devices.prepare_interpreter()
     elif told["gpu"] is not None:
@@ -151,7 +153,7 @@ def pytest_configure_node(node: Any) -> None:
         return
     run = run_of(node.config)
     number = int("".join(filter(str.isdigit, node.gateway.id)) or 0)
-    node.workerinput[RECORD] = {
+    node.workerinput[TOLD] = {
         "profile": run.profile.name,
         "seed": run.seed,
         "device": run.device.type,
@@ -180,18 +182,48 @@ def pytest_configure(config: pytest.Config) -> None:
     if not is_active(config.option):
         return
     # A subject next to where pytest was started can be named without installing it.
-    for folder in (str(config.invocation_params.dir), str(config.rootpath)):
+    for folder in (str(failures.user_folder(config)), str(config.rootpath)):
         if folder not in sys.path:
             sys.path.append(folder)
     run = run_of(config)
     if not config.getoption("--hypothesis-profile", None):
         profiles.load(run.profile)
-    if config.getoption("msda_subject") and run.worker == "main":
-        # A wrong name is one clear error here, and hundreds of failing tests later.
-        try:
+    if run.worker != "main":
+        return
+    # What is wrong with an option is one clear error here, and hundreds of failing tests or a lost summary later.
+    try:
+        if config.getoption("msda_subject"):
             run.load_subject()
-        except ValueError as error:
-            raise pytest.UsageError(str(error)) from None
+        if config.getoption("msda_case"):
+            casefile.read(failures.user_folder(config) / config.getoption("msda_case"))
+        for target in _targets(config):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--msda-case`, keep the property that the case was recorded for, if it was collected."""
+    file = config.getoption("msda_case", None)
+    if not file:
+        return
+    recorded = casefile.read(failures.user_folder(config) / file).property
+    if any(item.nodeid == recorded for item in items):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid != recorded])
+        items[:] = [item for item in items if item.nodeid == recorded]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Do not call it a success when a subject or a case was named and nothing was run on it."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    named = config.getoption("msda_subject", None) or config.getoption("msda_case", None)
+    if not named or exitstatus != 0 or reporter is None or hasattr(config, "workerinput"):
+        return
+    if not any(item.cases for item in gather.summary(reporter.stats, header={}).items):
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -200,7 +232,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     run = run_of(config)
     workers = len(config.getoption("tx", None) or ()) or 1
-    versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
+    versions = ", ".join(f"{name} {version}" for name, version in gather.versions().items())
     drawn = f"{run.examples} cases per property"
     if config.getoption("msda_case"):
         drawn = f"the case in {config.getoption('msda_case')}"
@@ -219,24 +251,13 @@ def _header(config: pytest.Config) -> dict[str, Any]:
         "subject": run.subject,
         "device": run.device.type,
         "device_name": str(run.device),
-        "versions": _versions(),
+        "versions": gather.versions(),
         "profile": run.profile.name,
         "seed": run.seed,
         "examples": run.examples,
         "case": config.getoption("msda_case"),
         "workers": len(config.getoption("tx", None) or ()) or 1,
     }
-
-
-def _versions() -> dict[str, str]:
-    """Versions from the packages' metadata: importing them here would cost seconds."""
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "missing"
-    return versions
 
 
 @pytest.hookimpl(wrapper=True)
@@ -258,6 +279,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 
     from properties.harness import Harness  # noqa: PLC0415
     from properties.limits import Limits  # noqa: PLC0415
+    from properties.probe import facts, informed  # noqa: PLC0415
 
     config, item = request.config, request.node
     run = run_of(config)
@@ -272,10 +294,16 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     stats = report.ItemStats(test=test, variant=variant[:-1] if bracket else "", worker=run.worker)
     database = profiles.item_database(config.rootpath, item.nodeid, run.subject, run.device.type)
     cuda = run.device.type == "cuda"
-    journal = _journal(config, run, item.nodeid)
+    if cuda:
+        torch.zeros(1, device="cuda").item()  # creates the context, whose seconds are no part of a case
+    journal = failures.journal_of(item, run)
+    device = torch.device(run.device.type)
+    if subject.triton_atomics:
+        # Here and not in the header: the process that only hands out work must not touch the GPU.
+        subject, stats.facts = informed(subject, device), facts(device)
     yield Harness(
         subject=subject,
-        device=torch.device(run.device.type),
+        device=device,
         limits=Limits.cuda(subject.block_edges) if cuda else Limits.cpu(subject.block_edges),
         stats=stats,
         seed=run.seed,
@@ -283,12 +311,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         database=database if run.profile.keeps_failures else None,
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
-        on_failure=lambda recipe, error: _keep_failure(config, run, item.nodeid, recipe, str(error)),
+        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error)),
         journal=journal,
         compiles=run.compiles,
     )
     journal.end()
-    item.user_properties.append((RECORD, stats.as_dict()))
+    item.user_properties.append((gather.RECORD, stats.as_dict()))
 
 
 @pytest.fixture
@@ -303,7 +331,7 @@ def _case(config: pytest.Config, cell: Any) -> Any:
     if not file:
         return None
     try:
-        recipe = casefile.read(config.invocation_params.dir / file).recipe
+        recipe = casefile.read(failures.user_folder(config) / file).recipe
     except (OSError, ValueError) as error:
         pytest.fail(f"case: cannot read {file!r}: {error}", pytrace=False)
     if cell is not None and recipe.cell != cell:
@@ -311,57 +339,14 @@ def _case(config: pytest.Config, cell: Any) -> Any:
     return recipe
 
 
-def _journal(config: pytest.Config, run: Run, nodeid: str) -> Journal:
-    session = config.workerinput["testrunuid"] if hasattr(config, "workerinput") else f"{os.getpid()}"
-
-    def leave(reason: str) -> None:
-        if run.worker == "main":
-            pytest.exit(f"the GPU no longer works in this process after {nodeid}: {reason}", returncode=3)
-        # xdist reports the test, replaces this worker and goes on; see `pytest_handlecrashitem`.
-        os._exit(3)
-
-    return Journal(
-        path=_journal_path(config, session, run.worker),
-        origin={"property": nodeid, "subject": run.subject, "device": run.device.type},
-        is_lost=cuda_is_lost if run.device.type == "cuda" else lambda: False,
-        leave=leave,
-    )
-
-
-def _journal_path(config: pytest.Config, session: str, worker: str) -> Path:
-    return config.rootpath / ".msda" / "journal" / f"{session}-{worker}.json"
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
     """Tell which case a worker was running when it ended."""
     node = report.node
-    case = left_behind(_journal_path(node.config, node.workerinput["testrunuid"], node.gateway.id))
+    case = left_behind(failures.journal_path(node.config, node.workerinput["testrunuid"], node.gateway.id))
     if case is not None and case.property == crashitem:
-        lines = _keep_failure(node.config, run_of(node.config), crashitem, case.recipe, case.failure)
+        lines = failures.keep(node.config, run_of(node.config), crashitem, case.recipe, case.failure)
         report.longrepr = "\n".join([str(report.longrepr), f"  {case.failure}", *lines])
-
-
-def _keep_failure(config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str) -> list[str]:
-    """Write a failing recipe to a case file and return how to run it again."""
-    if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
-        return []
-    case = casefile.CaseFile(
-        recipe=recipe,
-        property=nodeid,
-        subject=run.subject,
-        device=run.device.type,
-        failure=(failure.splitlines() or [""])[0],
-    )
-    path = case.write(config.rootpath / FAILURES)
-    file, colons, function = nodeid.partition("::")
-    started = config.invocation_params.dir
-    test = os.path.relpath(config.rootpath / file, started) + colons + function
-    command = ["python", "-m", "pytest", test, "--msda-case", os.path.relpath(path, started)]
-    command += ["--msda-device", run.device.type]
-    if run.subject != SHIPPED:
-        command += ["--msda-subject", run.subject]
-    return [f"  recipe    {recipe.describe()}", f"  replay    {shlex.join(command)}"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -385,51 +370,19 @@ def pytest_runtest_makereport(
 
 def _tells_a_story(error: BaseException) -> bool:
     # By name: this process may not have imported the module, and a subject's package may bring its own.
-    return any(base.__name__ == "PropertyFailed" for base in type(error).__mro__)
+    return isinstance(error, DeviceLost) or any(base.__name__ == "PropertyFailed" for base in type(error).__mro__)
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Print the summary, and write it where it was asked for."""
     if not is_active(config.option):
         return
-    summary = _summary(terminalreporter.stats, header={**_header(config), "exit": int(exitstatus)})
+    summary = gather.summary(terminalreporter.stats, header={**_header(config), "exit": int(exitstatus)})
     if summary.items:
         terminalreporter.section("properties")
         is_terminal = bool(getattr(terminalreporter, "isatty", False)) and terminalreporter.hasmarkup
         width = terminalreporter._tw.fullwidth if is_terminal else 120  # pytest's own measure
         terminalreporter.write(report.render(summary, width=width, color=is_terminal))
-    folder, file = config.getoption("msda_report"), config.getoption("msda_json")
-    targets = [Path(file)] if file else []
-    targets += [Path(folder) / "summary.json"] if folder else []
-    for target in targets:
-        path = config.invocation_params.dir / target
-        path.parent.mkdir(parents=True, exist_ok=True)
+    for path in _targets(config):
         path.write_text(summary.as_json())
         terminalreporter.write_line(f"summary written to {path}")
-
-
-def _summary(reports: Mapping[str, list[Any]], *, header: dict[str, Any]) -> report.Summary:
-    """Gather what the tests' reports carry; they come from this process or from any worker."""
-    items, failed, skipped = {}, set(), {}
-    for outcome in reports.values():
-        for one in filter(lambda entry: isinstance(entry, pytest.TestReport), outcome):
-            if one.failed:
-                failed.add(one.nodeid)
-            if one.skipped and isinstance(one.longrepr, tuple):
-                skipped[one.nodeid] = str(one.longrepr[2]).removeprefix("Skipped: ")
-            for name, record in one.user_properties:
-                if name == RECORD:
-                    items[one.nodeid] = report.ItemStats.from_dict(record)
-    for nodeid, item in items.items():
-        item.outcome = "failed" if nodeid in failed else "skipped" if nodeid in skipped else "passed"
-    outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
-    required: frozenset[str] = frozenset()
-    if any(item.classes for item in items.values()):
-        from properties.classes import REQUIRED as required  # noqa: N811, PLC0415 - imports torch
-    return report.Summary(
-        header=header,
-        items=report.merge(items.values()),
-        counts={name: len(reports.get(name, ())) for name in outcomes},
-        skipped=skipped,
-        required=sorted(required),
-    )

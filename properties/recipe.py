@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VERSION = 1
 MAX_HOT = 3
 
-LAYOUTS = ("contiguous", "transposed", "sliced", "expanded", "offset")
+LAYOUTS = ("contiguous", "transposed", "permuted", "sliced", "padded", "expanded", "offset")
 LOCATION_PATTERNS = (
     "inside",
     "local",
@@ -34,6 +34,10 @@ LOCATION_PATTERNS = (
 )
 VALUE_PATTERNS = ("normal", "wide", "sparse", "constant", "huge", "subnormal")
 WEIGHT_PATTERNS = ("softmax", "raw", "negative", "zero")
+# Patterns of exact arithmetic, whose numbers a `Lattice` describes. A strategy draws them only when it is asked to.
+LATTICE_LOCATIONS = ("lattice",)
+LATTICE_VALUES = ("integer",)
+LATTICE_WEIGHTS = ("dyadic",)
 OPERANDS = ("value", "locations", "weights", "grad_output")
 
 
@@ -43,6 +47,24 @@ class Hot(NamedTuple):
     sample: int
     x: float
     y: float
+
+
+class Lattice(NamedTuple):
+    """Bits of the numbers that the lattice patterns draw; properties.lattice says which sizes leave room for them.
+
+    Attributes:
+        fraction: pixel coordinates are multiples of 2^-fraction, 1 or more, as far as their dtype allows.
+        value: |value| is an integer of at most 2^value.
+        grad: the same of grad_output.
+        step: weights are multiples of 2^-step,
+        weight: and at most 2^weight.
+    """
+
+    fraction: int = 1
+    value: int = 0
+    grad: int = 0
+    step: int = 0
+    weight: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -70,6 +92,7 @@ class Recipe:
         grad_output: one of VALUE_PATTERNS.
         seed: of everything that is random.
         hot: at most MAX_HOT samples with locations of their own. They win over the patterns.
+        lattice: what the patterns "lattice", "integer" and "dyadic" draw; None when none of them is used.
 
     Raises:
         ValueError: if a field is out of its range; the message names it.
@@ -92,6 +115,7 @@ class Recipe:
     grad_output: str = "normal"
     seed: int = 0
     hot: tuple[Hot, ...] = ()
+    lattice: Lattice | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "queries", "heads", "channels", "points", "seed"):
@@ -104,10 +128,11 @@ class Recipe:
         if not self.locations:
             raise ValueError("locations is empty; expected at least one pattern")
         for pattern in self.locations:
-            _check_choice("locations", pattern, LOCATION_PATTERNS)
-        _check_choice("weights", self.weights, WEIGHT_PATTERNS)
-        _check_choice("value", self.value, VALUE_PATTERNS)
-        _check_choice("grad_output", self.grad_output, VALUE_PATTERNS)
+            _check_choice("locations", pattern, LOCATION_PATTERNS + LATTICE_LOCATIONS)
+        _check_choice("weights", self.weights, WEIGHT_PATTERNS + LATTICE_WEIGHTS)
+        _check_choice("value", self.value, VALUE_PATTERNS + LATTICE_VALUES)
+        _check_choice("grad_output", self.grad_output, VALUE_PATTERNS + LATTICE_VALUES)
+        self._check_lattice()
         if len(self.hot) > MAX_HOT:
             raise ValueError(f"hot has {len(self.hot)} samples; expected at most {MAX_HOT}")
         for one in self.hot:
@@ -116,6 +141,17 @@ class Recipe:
                 raise ValueError(f"hot has sample {one.sample}; expected an index below {self.samples}")
         # One NaN object for all: tuples compare identity first, so recipes with a NaN still equal their copies.
         object.__setattr__(self, "hot", tuple(Hot(one.sample, _one_nan(one.x), _one_nan(one.y)) for one in self.hot))
+
+    def _check_lattice(self) -> None:
+        used = {*self.locations, self.weights, self.value, self.grad_output}
+        used &= {*LATTICE_LOCATIONS, *LATTICE_WEIGHTS, *LATTICE_VALUES}
+        if (self.lattice is not None) != bool(used):
+            raise ValueError(f"lattice is {self.lattice!r} with patterns {sorted(used)}; expected both or neither")
+        if self.lattice is not None:
+            for name, bits in self.lattice._asdict().items():
+                _check_integer(f"lattice {name}", bits)
+            if self.lattice.fraction < 1:
+                raise ValueError("lattice fraction is 0; expected at least 1, for pixel centres lie at halves")
 
     @property
     def pixels(self) -> int:
@@ -150,6 +186,7 @@ class Recipe:
         plain["levels"] = [list(level) for level in self.levels]
         plain["locations"] = list(self.locations)
         plain["hot"] = [[one.sample, _float_to_json(one.x), _float_to_json(one.y)] for one in self.hot]
+        plain["lattice"] = None if self.lattice is None else self.lattice._asdict()
         return plain
 
     def to_json(self) -> str:
@@ -185,6 +222,8 @@ class Recipe:
             if not isinstance(given["locations"], list):
                 raise ValueError(f"locations is {given['locations']!r}; expected a list of patterns")
             given["locations"] = tuple(given["locations"])
+        if given.get("lattice") is not None:
+            given["lattice"] = _lattice_from_json(given["lattice"])
         return cls(**given)
 
     @classmethod
@@ -206,6 +245,8 @@ class Recipe:
             if getattr(self, name) != simple[name]:
                 parts.append(f"{name}={getattr(self, name)}")
         parts += [f"hot {one.sample}@({one.x!r}, {one.y!r})" for one in self.hot]
+        if self.lattice is not None:
+            parts.append("lattice " + ",".join(f"{name}={bits}" for name, bits in self.lattice._asdict().items()))
         return " ".join(parts)
 
     def __repr__(self) -> str:
@@ -241,6 +282,12 @@ def _float_from_json(plain: object) -> float:
     if isinstance(plain, bool) or not isinstance(plain, int | float) or not math.isfinite(plain):
         raise ValueError(f'hot has coordinate {plain!r}; expected a finite number, "nan", "inf" or "-inf"')
     return float(plain)
+
+
+def _lattice_from_json(plain: object) -> Lattice:
+    if not isinstance(plain, dict) or set(plain) != set(Lattice._fields):
+        raise ValueError(f"lattice is {plain!r}; expected an object with the fields {', '.join(Lattice._fields)}")
+    return Lattice(**plain)
 
 
 def _rows(name: str, plain: object, length: int) -> list[list[Any]]:

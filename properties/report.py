@@ -6,9 +6,14 @@ import dataclasses
 import io
 import json
 import math
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from properties.agreement import Agreement, Lossy, Record, lossy_lines, table
+from properties.agreement import merge as merge_records
 
 FORMAT = 1
 
@@ -40,6 +45,9 @@ class ItemStats:
         compile_waited: seconds of waiting for another worker's compile.
         slowest_compile: name and seconds.
         classes: cases by input class.
+        facts: what was measured on the device.
+        agreement: figures of repeated runs, by dtype and accumulator; see `agreement`.
+        lossy: cases whose accumulator is too coarse for its bound to say anything, by dtype and accumulator.
     """
 
     test: str
@@ -61,6 +69,9 @@ class ItemStats:
     compile_waited: float = 0.0
     slowest_compile: tuple[str, float] | None = None
     classes: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    agreement: Record = field(default_factory=dict)
+    lossy: Record = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, as they travel between processes."""
@@ -118,9 +129,7 @@ class Totals:
 COLUMNS = ("  dtypes", "cases", "cases/s", "error/bound", "of", "collisions", "compiles", "seconds", "")
 LEFT = (0, 4, 8)  # these columns hold words
 
-RATE = (
-    "cases / (wall clock from the first case to the last - compiling and waiting for compiles, averaged over workers)"
-)
+RATE = "cases / (wall clock of all cases, less compiling and waiting for it averaged over the workers)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +158,21 @@ class Summary:
             for name, count in item.classes.items():
                 reached[name] = reached.get(name, 0) + count
         return reached
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was measured on the device, by any worker."""
+        return {name: value for item in self.items for name, value in item.facts.items()}
+
+    @property
+    def agreement(self) -> Record:
+        """Figures of repeated runs, by dtype and accumulator."""
+        return merge_records((item.agreement for item in self.items), Agreement)
+
+    @property
+    def lossy(self) -> Record:
+        """Cases beyond the range of their accumulator, by dtype and accumulator."""
+        return merge_records((item.lossy for item in self.items), Lossy)
 
     def totals(self) -> Totals:
         """Add everything up."""
@@ -188,6 +212,9 @@ class Summary:
                 "counts": dict(self.counts),
                 "totals": {**dataclasses.asdict(self.totals()), "rate_is": RATE},
                 "classes": self.classes,
+                "facts": self.facts,
+                "determinism": self.agreement,
+                "lossy": self.lossy,
                 "items": [item.as_dict() for item in self.items],
                 "skipped": dict(self.skipped),
             }
@@ -235,8 +262,11 @@ def render(summary: Summary, *, width: int = 120, color: bool = False) -> str:
             console.print(Text(_short(item.test), style="bold"), soft_wrap=True)
         console.print(Text(_line(cells, widths), style="red" if item.outcome == "failed" else ""), soft_wrap=True)
         previous = item.test
+    for line in table(summary.agreement):
+        console.print(Text(line), soft_wrap=True)
     for line in closing_lines(summary):
-        console.print(Text(line), soft_wrap=len(line) <= width)
+        for part in textwrap.wrap(line, width, subsequent_indent=" " * 12, break_on_hyphens=False):
+            console.print(Text(part), soft_wrap=True)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
@@ -260,7 +290,7 @@ def closing_lines(summary: Summary) -> list[str]:
         wanted = len(summary.required)
         lines.append(f"classes     {wanted - len(empty)} of {wanted} input classes reached")
         if empty:
-            lines.append(f"            empty: {', '.join(empty)}")
+            lines.append(f"            empty: {_grouped(empty)}")
     if totals.slowest_property is not None:
         name, seconds = totals.slowest_property
         lines.append(f"slowest     {_short(name)}, {seconds:.1f} s over all its variants")
@@ -268,6 +298,9 @@ def closing_lines(summary: Summary) -> list[str]:
         whole = sum(totals.stages.values()) or 1.0
         parts = ", ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in totals.stages.items())
         lines.append(f"time        {parts}")
+    lines += lossy_lines(summary.lossy)
+    lines += [f"device      {name}: {value}" for name, value in summary.facts.items()]
+    lines += [f"skipped     {count}: {reason}" for reason, count in Counter(summary.skipped.values()).items()]
     lines.append(f"seed        {summary.header.get('seed', 'unknown')}")
     return lines
 
@@ -300,6 +333,15 @@ def _short(property_: str) -> str:
     """A node id without its folder and the words that every one has."""
     file, _, function = property_.rpartition("::")
     return f"{file.rpartition('/')[2].removesuffix('.py').removeprefix('test_')}: {function.removeprefix('test_')}"
+
+
+def _grouped(classes: Sequence[str]) -> str:
+    """Name the kind of several classes once: "heads: 3, 4; empty"."""
+    kinds: dict[str, list[str]] = {}
+    for name in classes:
+        kind, _, value = name.partition(": ")
+        kinds.setdefault(kind, []).append(value)
+    return "; ".join(f"{kind}: {', '.join(values)}" if any(values) else kind for kind, values in kinds.items())
 
 
 def _ratio(ratio: float) -> str:

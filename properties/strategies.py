@@ -19,8 +19,12 @@ from hypothesis.strategies import SearchStrategy
 
 from properties.cells import DtypeCell
 from properties.classes import NAMED_CHANNELS, classes
+from properties.lattice import shrink_sizes, widen
 from properties.limits import FOCUSES, Limits, Sizes, fit
 from properties.recipe import (
+    LATTICE_LOCATIONS,
+    LATTICE_VALUES,
+    LATTICE_WEIGHTS,
     LAYOUTS,
     LOCATION_PATTERNS,
     MAX_HOT,
@@ -28,10 +32,12 @@ from properties.recipe import (
     VALUE_PATTERNS,
     WEIGHT_PATTERNS,
     Hot,
+    Lattice,
     Recipe,
 )
+from reference.model import Arithmetic
 
-__all__ = ["Limits", "empty_recipes", "recipes"]
+__all__ = ["Limits", "crowded_recipes", "empty_recipes", "lattice_recipes", "recipes"]
 
 _NOT_FINITE = frozenset({"infinite", "nan"})
 _MAX_PATTERNS = 3
@@ -41,6 +47,8 @@ _SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 17, 24, 31, 32, 33)
 _LONG_SIDES = (1000, 1023, 1024, 1333, 1999, 2000)
 _PRIMES = (2, 3, 5, 13)
 _LARGER_PRIMES = (97, 257)
+# Past the 256 and the 2048 contributions that end the range of a 16-bit accumulator, and of no block's size.
+_CROWDS = (67, 259, 1031, 2053, 3011)
 
 _batch = st.sampled_from((1, 1, 1, 2, 3))
 _count = st.integers(1, _MAX_COUNT)
@@ -49,6 +57,12 @@ _long_level = st.tuples(st.sampled_from(_LONG_SIDES), st.sampled_from((1, 2, 3))
 _focus = st.sampled_from(FOCUSES)
 _seed = st.integers(0, 2**32 - 1)
 _rarely = st.sampled_from((False,) * 5 + (True,))
+_lattice_order = st.permutations(Lattice._fields)
+# As many as 53 bits have room for; a 24-bit budget cuts whatever comes late in the order.
+_lattice_bits = {"fraction": 10, "value": 12, "grad": 12, "step": 8, "weight": 3}
+_lattice_locations = st.sampled_from(
+    (*(LATTICE_LOCATIONS,) * 4, *((*LATTICE_LOCATIONS, pattern) for pattern in ("far", "infinite", "nan")))
+)
 _layouts = st.sampled_from(LAYOUTS)
 
 
@@ -116,6 +130,68 @@ def recipes(
     )
 
 
+def crowded_recipes(cell: DtypeCell, *, limits: Limits) -> SearchStrategy[Recipe]:
+    """Draw recipes in which many queries meet in few pixels; the budgets allow thousands on a GPU, hundreds without.
+
+    Args:
+        cell: storage dtypes.
+        limits: as for `recipes`.
+    """
+    return _recipes(
+        cell,
+        limits,
+        _Choices(
+            queries=st.sampled_from(_CROWDS),
+            channels=st.sampled_from((1, 2, 3, 16, 32)),
+            locations=st.sampled_from((("pile",), ("pile", "edge"), ("pile", "inside"))),
+            values=_often_first(VALUE_PATTERNS),
+            grads=_often_first(VALUE_PATTERNS),
+            weights=st.sampled_from(("softmax", "raw", "negative")),
+            layouts=st.just(False),
+            hot=st.just(False),
+            finite=False,
+            keep=st.just("queries"),
+        ),
+    )
+
+
+def lattice_recipes(
+    cell: DtypeCell,
+    *,
+    limits: Limits,
+    arithmetic: Arithmetic | None = None,
+    layouts: bool = True,
+    skipped: bool = True,
+) -> SearchStrategy[Recipe]:
+    """Draw recipes on which no operation of a correct kernel rounds, so that its results are known bitwise.
+
+    Bits are drawn as sizes are: freely, and then reduced to what fits into the budgets of properties.lattice.
+
+    Args:
+        cell: storage dtypes.
+        limits: as for `recipes`.
+        arithmetic: what the subject declares: a 16-bit accumulator, or 16-bit coordinates, leave fewer bits.
+        layouts: whether to draw layouts other than contiguous.
+        skipped: whether some samples may be far away or not finite.
+    """
+    return _recipes(
+        cell,
+        limits,
+        _Choices(
+            queries=st.sampled_from(_query_choices(limits)),
+            channels=st.sampled_from(_channel_choices(limits)),
+            locations=_lattice_locations if skipped else st.just(LATTICE_LOCATIONS),
+            values=st.sampled_from(LATTICE_VALUES),
+            grads=st.sampled_from(LATTICE_VALUES),
+            weights=st.sampled_from(LATTICE_WEIGHTS),
+            layouts=st.booleans() if layouts else st.just(False),
+            hot=st.just(False),
+            finite=True,
+            lattice=arithmetic or Arithmetic(),
+        ),
+    )
+
+
 def empty_recipes(cell: DtypeCell, *, limits: Limits) -> SearchStrategy[Recipe]:
     """Draw recipes in which one or two of B, Q, M, D, K and the number of levels are 0.
 
@@ -145,6 +221,8 @@ class _Choices:
     layouts: SearchStrategy[bool]
     hot: SearchStrategy[bool]
     finite: bool
+    lattice: Arithmetic | None = None
+    keep: SearchStrategy[str] = _focus
 
 
 def _query_choices(limits: Limits) -> list[int]:
@@ -188,8 +266,11 @@ def _recipes(draw: Callable, cell: DtypeCell, limits: Limits, choices: _Choices)
         value=draw(choices.values),
         grad_output=draw(choices.grads),
         seed=draw(_seed),
+        lattice=None if choices.lattice is None else Lattice(),
         **layouts,
     )
+    if choices.lattice is not None:
+        recipe = _draw_lattice(draw, recipe, choices.lattice)
     if draw(choices.hot):
         recipe = dataclasses.replace(recipe, hot=_draw_hot(draw, recipe, finite=choices.finite))
     for label in classes(recipe, limits=limits):
@@ -198,7 +279,7 @@ def _recipes(draw: Callable, cell: DtypeCell, limits: Limits, choices: _Choices)
 
 
 def _draw_sizes(draw: Callable, choices: _Choices) -> tuple[Sizes, str]:
-    keep = draw(_focus)
+    keep = draw(choices.keep)
     sizes = Sizes(
         batch=draw(_batch),
         queries=draw(choices.queries),
@@ -213,6 +294,12 @@ def _draw_sizes(draw: Callable, choices: _Choices) -> tuple[Sizes, str]:
         keep = "levels"
         sizes.levels[0] = (short, long) if wide else (long, short)
     return sizes, keep
+
+
+def _draw_lattice(draw: Callable, recipe: Recipe, arithmetic: Arithmetic) -> Recipe:
+    order = draw(_lattice_order)
+    wanted = [(name, draw(st.integers(0, _lattice_bits[name]))) for name in order]
+    return widen(shrink_sizes(recipe, arithmetic), wanted, arithmetic)
 
 
 def _draw_hot(draw: Callable, recipe: Recipe, *, finite: bool) -> tuple[Hot, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from properties.strategies import empty_recipes
 
 from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
 from properties.memory import poisoned
+from properties.strategies import empty_recipes
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

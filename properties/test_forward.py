@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from properties.strategies import recipes
 
 from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
+from properties.strategies import recipes
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from properties.strategies import recipes
 
 from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
+from properties.strategies import recipes
 from reference.inputs import Inputs
 from reference.reach import reach
 

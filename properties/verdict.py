@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,7 +14,9 @@ from reference.inputs import Inputs
 
 from .subject import Observation
 
-FailureClass = Literal["shape", "dtype", "not finite", "not zero", "out of bound"]
+FailureClass = Literal[
+    "written", "shape", "dtype", "not finite", "not zero", "not exact", "out of bound", "not repeatable"
+]
 # Names of the indices of each output, in the operator's notation.
 INDICES = {
     "out": ("batch", "query", "channel"),
@@ -74,10 +77,16 @@ class Verdict:
         return not self.evidence
 
 
-def judge(observation: Observation, expectation: Expectation) -> Verdict:
-    """Compare every output that both sides have; one device synchronisation when all is well."""
+def judge(observation: Observation, expectation: Expectation, *, written: Sequence[str] = ()) -> Verdict:
+    """Compare every output that both sides have; one device synchronisation when all is well.
+
+    Args:
+        observation: what the subject returned.
+        expectation: what it may return.
+        written: operands that it wrote to, which no operator may.
+    """
     pairs: list[tuple[str, Tensor, Bounded]] = []
-    evidence: list[Evidence] = []
+    evidence = [Evidence(output=name, failure="written", expected="left alone", got="overwritten") for name in written]
     for name in INDICES:
         observed, bounded = getattr(observation, name), getattr(expectation, name)
         if bounded is None:
@@ -121,6 +130,8 @@ def _worst_element(name: str, observed: Tensor, bounded: Bounded, ratio: Tensor)
     failure: FailureClass = "out of bound"
     if not torch.isfinite(observed[index]):
         failure = "not finite"
+    elif not bounded.parts:
+        failure = "not exact"
     elif bound == 0.0 and float(bounded.value[index]) == 0.0:
         failure = "not zero"
     alternative = None
@@ -149,12 +160,10 @@ class PropertyFailed(AssertionError):  # noqa: N818 - reads as a sentence in a f
 
 def story(evidence: Evidence, inputs: Inputs) -> list[str]:
     """Tell one failure in lines of "label  text"."""
-    lines = [f"{evidence.output}: {_HEADLINES[evidence.failure]}"]
+    lines = [f"{evidence.output}: {HEADLINES[evidence.failure]}"]
     if not evidence.index:
         return [*lines, _line("expected", str(evidence.expected)), _line("got", str(evidence.got))]
-    where = ", ".join(f"{label} {i}" for label, i in zip(INDICES[evidence.output], evidence.index, strict=True))
-    lines.append(_line("worst", f"element ({where}); {evidence.wrong} of {evidence.elements} elements are wrong"))
-    lines += [_line("sample", text) for text in _sample(evidence, inputs)]
+    lines += element(evidence, inputs)
     expected = f"{evidence.expected!r} +- {evidence.bound:.3g}"
     if evidence.alternative is not None:
         value, bound = evidence.alternative
@@ -164,9 +173,17 @@ def story(evidence: Evidence, inputs: Inputs) -> list[str]:
     if isinstance(evidence.got, float) and isinstance(evidence.expected, float):
         error = abs(evidence.got - evidence.expected)
         lines.append(_line("error", f"{error:.6g}, {evidence.ratio:.4g} times the bound"))
-    parts = " + ".join(f"{name} {size:.3g}" for name, size in evidence.parts.items())
-    lines.append(_line("bound", f"{evidence.bound:.3g} = {parts}"))
+    if evidence.parts:
+        parts = " + ".join(f"{name} {size:.3g}" for name, size in evidence.parts.items())
+        lines.append(_line("bound", f"{evidence.bound:.3g} = {parts}"))
     return lines
+
+
+def element(evidence: Evidence, inputs: Inputs) -> list[str]:
+    """Say which element is the worst, and what lies behind it."""
+    where = ", ".join(f"{label} {i}" for label, i in zip(INDICES[evidence.output], evidence.index, strict=True))
+    lines = [_line("worst", f"element ({where}); {evidence.wrong} of {evidence.elements} elements are wrong")]
+    return lines + [_line("sample", text) for text in _sample(evidence, inputs)]
 
 
 def _line(label: str, text: str) -> str:
@@ -197,10 +214,13 @@ def _sample(evidence: Evidence, inputs: Inputs) -> list[str]:
     return []
 
 
-_HEADLINES = {
+HEADLINES = {
+    "written": "an operand was written to",
     "shape": "wrong shape",
     "dtype": "wrong dtype",
     "not finite": "not finite where a finite result is required",
     "not zero": "not exactly zero where nothing contributes",
+    "not exact": "not the exact result, rounded once, where no operation may round",
     "out of bound": "outside its error bound",
+    "not repeatable": "not repeatable: runs on the same operands differ by more than they may",
 }

@@ -15,15 +15,18 @@ from reference.expect import Expectation, expect
 from reference.inputs import Inputs
 
 from .recipe import Recipe
+from .snapshot import Snapshot
 from .subject import Observation, Subject
 from .verdict import Verdict, judge
 
 Clock = Callable[[str], AbstractContextManager[None]]
 Change = Callable[[Inputs], Inputs]
+Oracle = Callable[[Inputs], Expectation]
 
 
 @contextmanager
-def _untimed(_stage: str) -> Iterator[None]:
+def untimed(_stage: str) -> Iterator[None]:
+    """Time nothing."""
     yield
 
 
@@ -56,7 +59,8 @@ def walk(
     gradients: bool = True,
     change: Change | None = None,
     around: AbstractContextManager[object] | None = None,
-    clock: Clock = _untimed,
+    oracle: Oracle | None = None,
+    clock: Clock = untimed,
 ) -> Case:
     """Build the inputs of a recipe, run the subject and judge what it returns.
 
@@ -67,20 +71,23 @@ def walk(
         gradients: run and judge the backward too.
         change: alters the operands that the subject is given, in a way that must not alter its results.
         around: context in which the subject runs.
+        oracle: says what the results may be. Default: the float64 reference with the bounds of the subject.
         clock: context manager factory that times the stages "build", "subject", "reference" and "judge".
     """
     with clock("build"):
         inputs = recipe.build(device)
         given = inputs if change is None else change(inputs)
+    # Before the subject runs: one that overwrites its operands must not change what is expected of it.
+    with clock("reference"):
+        expectation = oracle(inputs) if oracle else expect(inputs, subject.arithmetic, gradients=gradients)
+        before = Snapshot.of(given)
     with clock("subject"), around or nullcontext():
         observation = subject.observe(given, gradients=gradients)
         if device.type == "cuda":
-            # Without it the subject's time would be booked on the reference, and its fault on the next stage.
+            # Without it the subject's time would be booked on the next stage, and so would its fault.
             torch.cuda.synchronize(device)
-    with clock("reference"):
-        expectation = expect(inputs, subject.arithmetic, gradients=gradients)
     with clock("judge"):
-        verdict = judge(observation, expectation)
+        verdict = judge(observation, expectation, written=before.written(given))
     return Case(
         recipe=recipe,
         inputs=inputs,

@@ -23,6 +23,8 @@ from .model import OVERFLOW, UNIT_ROUNDOFF, Arithmetic, compute_dtype
 
 # |e| of one operation that underflows: half the smallest subnormal, or the smallest normal where it is flushed.
 UNDERFLOW = {(torch.float32, False): 2.0**-150, (torch.float32, True): 2.0**-126, (torch.float64, False): 2.0**-1074}
+# 16-bit atomics keep subnormals: half the smallest one per addition.
+NATIVE_UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}
 # The float64 reference errs by 2^-29 of a float32 bound.
 REFERENCE_ERROR = 1.0 + 2.0**-20
 # Twice for float64 kernels: the reference is no more accurate than they are. (Coordinate errors are doubled at their
@@ -32,10 +34,17 @@ FLOAT64_REFERENCE_ERROR = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """The machine model of one call: what `Arithmetic` means for operands of one dtype."""
+    """The machine model of one call: what `Arithmetic` means for operands of one dtype.
+
+    Attributes:
+        value_dtype: decides the compute dtype.
+        arithmetic: the kernel's declaration.
+        exact_reference: whether the values that kernels are compared with come from rational arithmetic.
+    """
 
     value_dtype: torch.dtype
     arithmetic: Arithmetic
+    exact_reference: bool = False
 
     @cached_property
     def compute(self) -> torch.dtype:
@@ -53,14 +62,38 @@ class Rounding:
         return UNDERFLOW[self.compute, self.arithmetic.flush_to_zero and self.compute == torch.float32]
 
     @cached_property
+    def atomic_underflow(self) -> float:
+        """Likewise for one addition of an atomic: of its operands or its sum."""
+        return UNDERFLOW[self.compute, self.arithmetic.flush_atomics and self.compute == torch.float32]
+
+    @cached_property
+    def native(self) -> bool:
+        """Whether grad_value is accumulated in a 16-bit format."""
+        return self.arithmetic.accumulate == "native" and self.value_dtype in NATIVE_UNDERFLOW
+
+    @cached_property
+    def accumulator_unit(self) -> float:
+        """Unit roundoff of one addition to grad_value."""
+        return UNIT_ROUNDOFF[self.value_dtype] if self.native else self.unit
+
+    @cached_property
     def largest(self) -> float:
         """Magnitude from which the compute format overflows."""
         return OVERFLOW[self.compute]
 
     @cached_property
+    def spread(self) -> float:
+        """How much larger than the pixels an intermediate of the interpolation may be.
+
+        Four factors may add up to a little more than 1; the other forms subtract pixels first.
+        """
+        return 1.0 + 16.0 * self.unit if self.arithmetic.interpolation == "weights" else 2.0
+
+    @cached_property
     def slack(self) -> float:
         """Factor for the error of the reference itself."""
-        return FLOAT64_REFERENCE_ERROR if self.compute == torch.float64 else REFERENCE_ERROR
+        doubled = self.compute == torch.float64 and not self.exact_reference
+        return FLOAT64_REFERENCE_ERROR if doubled else REFERENCE_ERROR
 
     def gamma(self, roundings: int) -> float:
         """Relative error of `roundings` successive roundings: k u / (1 - k u)."""
@@ -194,9 +227,8 @@ def out(errors: SampleErrors) -> Terms:
     live = chunk.stencil.live
     tiny = torch.einsum("tp,tpd->td", live.double() * (1.0 + absolute), 8.0 + 3.0 * errors.window_sum)
     value = torch.einsum("tp,tpd->td", weight, chunk.interpolated)
-    # The four factors may add up to a little more than 1, and two pixels may be subtracted, before a scales them.
     most = chunk.magnitude.amax(dim=(1, 2, 3))
-    hazard = ~(everything < rounding.largest) | ~(2.0 * most < rounding.largest)
+    hazard = ~(everything < rounding.largest) | ~(rounding.spread * most < rounding.largest)
     return Terms(
         value=value,
         arithmetic=arithmetic,
@@ -227,6 +259,9 @@ def grad_attention_weights(errors: SampleErrors) -> Terms:
     if errors.form is not None:
         arithmetic = arithmetic + sums[..., 2]
     live = chunk.stencil.live
+    # Products with g come before or after the corners are blended.
+    products = chunk.against_grad(errors.window_sum, absolute=True)
+    most = errors.window_sum.amax(dim=-1)
     return Terms(
         value=value,
         arithmetic=arithmetic,
@@ -234,7 +269,7 @@ def grad_attention_weights(errors: SampleErrors) -> Terms:
         # live.double(): a Python float times a bool tensor is float32, where eta would be 0.
         underflow=rounding.underflow * live.double() * _one_plus_grad(chunk, 8.0 + 3.0 * errors.window_sum),
         reached=live,
-        hazard=~(2.0 * _one_plus_grad(chunk, 1.0 + errors.window_sum) < rounding.largest),
+        hazard=~(rounding.spread * torch.maximum(products, most) < rounding.largest),
     )
 
 
@@ -267,6 +302,11 @@ def grad_sampling_locations(errors: SampleErrors) -> Terms:
     mixed = torch.stack([cross.amax(dim=2), cross.amax(dim=3)], dim=2)
     sums = chunk.against_grad(torch.stack([along, volume, mixed], dim=2), absolute=True)
     along_sum, volume_sum, mixed_sum = sums.unbind(2)
+    # Factors that are differences carry an absolute error; so does each of two lerps that are subtracted.
+    unit, form = rounding.unit, rounding.arithmetic.interpolation
+    absolute_error = 0.0 if form == "weights" else 2.0 * unit * (1.0 + 8.0 * unit)
+    if form == "lerp":
+        absolute_error += 12.0 * rounding.gamma(5)
     other = chunk.stencil.error.flip(-1).unsqueeze(-1)
     absolute = chunk.weight.abs()
     scale = (chunk.size * absolute.unsqueeze(-1)).unsqueeze(-1)
@@ -280,84 +320,9 @@ def grad_sampling_locations(errors: SampleErrors) -> Terms:
     shape = scale.expand_as(along_sum).shape
     return Terms(
         value=chunk.location_gradients,
-        arithmetic=scale * gamma * (along_sum + other * volume_sum),
+        arithmetic=scale * (gamma * (along_sum + other * volume_sum) + absolute_error * volume_sum),
         coordinate=scale * other * mixed_sum,
         underflow=underflow.unsqueeze(-1).expand(shape),
         reached=live[..., None, None].expand(shape),
         hazard=hazard.unsqueeze(-1).expand(shape),
     )
-
-
-class GradValueSums:
-    """Accumulates over chunks, per pixel row and channel, what the bound of grad_value needs.
-
-    Attributes:
-        sums: (rows, 4 D) float64: sum of t, of |t|, of |g a| d, of (1 + |g|)(1 + |a|), where t = g a w is a
-            contribution and d bounds the error of its factor w.
-        count: (rows,) int64, n: contributions that may be other than 0.
-    """
-
-    def __init__(self, rows: int, channels: int, rounding: Rounding, device: torch.device) -> None:
-        self.rounding = rounding
-        self.channels = channels
-        self.sums = torch.zeros((rows, 4 * channels), dtype=torch.float64, device=device)
-        self.count = torch.zeros(rows, dtype=torch.int64, device=device)
-
-    def add(self, chunk: Chunk) -> None:
-        """Add one chunk's contributions.
-
-        The factor max(0, 1 - |x - column|) is 1-Lipschitz in x, so the error of a product of two is at most
-        ex hat(y) + ey hat(x) + ex ey, anywhere in the window.
-        """
-        hat, touched, error = chunk.stencil.hat, chunk.stencil.touched, chunk.stencil.error
-        ex, ey = error[..., 0, None, None], error[..., 1, None, None]
-        drift = ex * hat[..., 1, :, None] + ey * hat[..., 0, None, :] + ex * ey
-        if self.rounding.arithmetic.interpolation == "difference":
-            drift = drift + 2.0 * self.rounding.unit * (1.0 + 8.0 * self.rounding.unit)
-        weight = chunk.weight[..., None, None]
-        absolute = weight.abs()
-        grad = chunk.grad[:, None, None, None, :]
-        one_plus = (1.0 + absolute).expand_as(drift)
-        factors = torch.stack([weight * chunk.blend, absolute * chunk.blend, absolute * drift, one_plus], dim=-1)
-        grads = torch.stack([grad, grad.abs(), grad.abs(), 1.0 + grad.abs()], dim=-2)
-        terms = torch.where(touched[..., None, None], factors.unsqueeze(-1) * grads, 0.0)
-        index = chunk.pixel_row.reshape(-1)
-        self.sums.index_add_(0, index, terms.reshape(index.shape[0], -1))
-        # A contribution of exactly 0 is added without rounding, so it does not count.
-        contributes = touched & (absolute != 0.0) & (chunk.blend + drift != 0.0)
-        self.count.index_add_(0, index, contributes.reshape(-1).long())
-
-    def terms(self) -> Terms:
-        """Bound grad_value, (rows, D): [gamma_5 + (n-1)u(1+gamma_5)] T' + sum |g a| d, for any order of addition.
-
-        T' = sum of |t| + |g a| d. With native 16-bit accumulation the contribution is rounded to u_h too, and every
-        addition is: n u_h (1 + u_h) takes the place of (n-1) u. Float32 atomics may flush subnormals.
-        """
-        value, magnitude, drift, tiny = self.sums.reshape(self.count.shape[0], 4, self.channels).unbind(1)
-        rounding = self.rounding
-        count = self.count.unsqueeze(-1).double()
-        reach = magnitude + drift
-        gamma = rounding.gamma(5)
-        flushed = 2.0 * rounding.underflow * tiny
-        if rounding.arithmetic.accumulate == "native" and rounding.value_dtype in NATIVE_UNDERFLOW:
-            half = UNIT_ROUNDOFF[rounding.value_dtype]
-            each = count * half * (1.0 + half)
-            flushed = flushed + count * NATIVE_UNDERFLOW[rounding.value_dtype]
-            largest = OVERFLOW[rounding.value_dtype]
-        else:
-            each = (count - 1.0).clamp_min(0.0) * rounding.unit
-            flushed = flushed + 2.0 * count * rounding.underflow
-            largest = rounding.largest
-        partial = reach * (1.0 + each) * (1.0 + gamma)
-        return Terms(
-            value=value,
-            arithmetic=(gamma + each * (1.0 + gamma)) * reach,
-            coordinate=drift,
-            underflow=flushed,
-            reached=(count > 0).expand_as(value),
-            hazard=~(partial < largest) | ~(tiny < rounding.largest),
-        )
-
-
-# 16-bit atomics keep subnormals: half the smallest one per addition.
-NATIVE_UNDERFLOW = {torch.float16: 2.0**-25, torch.bfloat16: 2.0**-134}

@@ -55,7 +55,8 @@ def run(
         rng: makes every choice that is not declared.
         contract: fuse the coordinate step into one multiply-add, and, as a compiler may, other a * b + c too.
         order: order of every sum. "random" permutes it and then adds one by one or as a tree.
-        flush: flush subnormal float32 inputs and results to zero in the atomics, or (rng chooses) everywhere.
+        flush: flush subnormal float32 inputs and results to zero in the atomics, unless declared otherwise, or (rng
+            chooses) everywhere.
     """
     arithmetic = arithmetic or Arithmetic()
     # Overflow to infinity, and NaN from it, are results like any other here.
@@ -90,11 +91,12 @@ class _Kernel:
         self.arithmetic = arithmetic
         self.rng = rng
         self.dtype = NUMPY_DTYPE[compute_dtype(inputs.value.dtype)]
-        everywhere = flush and self.chance()
+        # A device whose atomics keep subnormals may still flush in arithmetic.
+        everywhere = flush and (self.chance() or not arithmetic.flush_atomics)
         # The coordinate step is contracted when asked to; the rest only as the compiler sees fit.
         self.coordinate_machine = Machine(self.dtype, contract=contract, flush=everywhere)
         self.machine = Machine(self.dtype, contract=contract and self.chance(), flush=everywhere)
-        self.atomics = Machine(self.dtype, contract=False, flush=flush)
+        self.atomics = Machine(self.dtype, contract=False, flush=flush and arithmetic.flush_atomics)
         self.sums = Sums(self.machine, order, rng)
         self.load()
 

@@ -71,6 +71,24 @@ class _Sample:
     slopes_left: tuple[Taps, Taps]  # the same from below
 
 
+def coordinates(inputs: Inputs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the pixel coordinates loc * W - 1/2, (B, Q, M, L, K, 2), as the nearest integer and the rest.
+
+    The rest is in [-1/2, 1/2] and rounded once, so its sign tells on which side of a pixel edge the coordinate is. Both
+    are NaN where a location is not finite.
+    """
+    locations = inputs.locations.detach().double().cpu().numpy()
+    nearest = np.full(locations.shape, np.nan)
+    rests = np.full(locations.shape, np.nan)
+    for place in np.ndindex(*locations.shape):
+        if np.isfinite(locations[place]):
+            height, width = inputs.levels[place[3]]
+            coordinate = Fraction(float(locations[place])) * (height if place[5] else width) - HALF
+            nearest[place] = _nearest(Fraction(round(coordinate)))
+            rests[place] = float(coordinate - round(coordinate))
+    return nearest, rests
+
+
 def forward(inputs: Inputs) -> Rationals:
     """Return the exact output, (B, Q, M * D), an object array of Fraction.
 

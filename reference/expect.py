@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from . import bounds
-from .bounds import REFERENCE_ERROR, GradValueSums, Rounding, SampleErrors, Terms
+from . import bounds, exact
+from .accumulation import GradValueSums
+from .bounds import REFERENCE_ERROR, Rounding, SampleErrors, Terms
 from .float64 import chunks
 from .inputs import Inputs
 from .model import HALF_SUBNORMAL, OVERFLOW, UNIT_ROUNDOFF, Arithmetic
+from .stencil import Place
 
 # A window holds a coordinate that is off by less than half a pixel; twice that is lost in the box.
 WIDEST_ERROR = 0.25
+SMALLEST_FLOAT64 = 2.0**-1074
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +77,7 @@ class Expectation:
         grad_sampling_locations: (B, Q, M, L, K, 2).
         grad_attention_weights: (B, Q, M, L, K).
         contributions: (B, S, M) int64, samples that may contribute to each pixel of grad_value.
+        magnitude: (B, S, M, D) float64, largest sum of |contributions| to each element of grad_value.
     """
 
     out: Bounded
@@ -81,6 +85,7 @@ class Expectation:
     grad_sampling_locations: Bounded | None = None
     grad_attention_weights: Bounded | None = None
     contributions: Tensor | None = None
+    magnitude: Tensor | None = None
 
 
 def expect(
@@ -88,6 +93,7 @@ def expect(
     arithmetic: Arithmetic | None = None,
     *,
     gradients: bool = True,
+    rational: bool = False,
     scratch_bytes: int | None = None,
 ) -> Expectation:
     """Evaluate the reference and the bounds of one call.
@@ -96,6 +102,8 @@ def expect(
         inputs: the stored operands, on any device; the exact function of them is the reference value.
         arithmetic: what the kernel declares; None means the defaults of the shipped kernels.
         gradients: evaluate the three gradients too.
+        rational: take values and coordinates from `reference.exact`. Only for tiny inputs with finite values, weights
+            and gradients; it halves the bounds of float64, which otherwise allow for the reference's own rounding.
         scratch_bytes: upper limit of temporary memory beyond the returned tensors; None means 2 GiB on a GPU and
             128 MiB on a CPU.
 
@@ -103,7 +111,7 @@ def expect(
         ValueError: the declared coordinate arithmetic is too coarse for the level sizes to bound anything.
     """
     arithmetic = arithmetic or Arithmetic()
-    rounding = Rounding(value_dtype=inputs.value.dtype, arithmetic=arithmetic)
+    rounding = Rounding(value_dtype=inputs.value.dtype, arithmetic=arithmetic, exact_reference=rational)
     _require_fine_coordinates(inputs, arithmetic, rounding)
     triples = inputs.batch * inputs.queries * inputs.heads
     samples = len(inputs.levels) * inputs.points
@@ -114,7 +122,8 @@ def expect(
         weights = _blank((triples, samples), device)
         second = torch.zeros((triples, samples, 2, 2), dtype=torch.bool, device=device)
         grad_value = GradValueSums(inputs.batch * inputs.pixels * inputs.heads, inputs.channels, rounding, device)
-    for chunk in chunks(inputs, arithmetic, scratch_bytes=scratch_bytes):
+    at = _rational_coordinates(inputs) if rational else None
+    for chunk in chunks(inputs, arithmetic, at=at, scratch_bytes=scratch_bytes):
         errors = SampleErrors(chunk, rounding)
         _fill(out, chunk.rows, bounds.out(errors))
         if gradients:
@@ -124,20 +133,66 @@ def expect(
             grad_value.add(chunk)
     out_shape = (inputs.batch, inputs.queries, inputs.heads * inputs.channels)
     bounded_out = _store(out.reshape(out_shape), inputs.value.dtype, rounding)
+    if rational:
+        bounded_out = _with_value(bounded_out, exact.forward(inputs))
     if not gradients:
         return Expectation(out=bounded_out)
+    bounded_value = _store(
+        grad_value.terms().reshape(inputs.value.shape),
+        inputs.value.dtype,
+        rounding,
+        rounded=arithmetic.accumulate == "native",
+    )
+    bounded_locations = _store_two_sided(locations, second, inputs, rounding)
+    bounded_weights = _store(weights.reshape(inputs.weights.shape), inputs.weights.dtype, rounding)
+    if rational:
+        true = exact.gradients(inputs)
+        bounded_value = _with_value(bounded_value, true.value)
+        two = second[..., 0].reshape(inputs.locations.shape)
+        bounded_locations = _with_value(bounded_locations, true.locations_right, two=two)
+        bounded_weights = _with_value(bounded_weights, true.weights)
     return Expectation(
         out=bounded_out,
-        grad_value=_store(
-            grad_value.terms().reshape(inputs.value.shape),
-            inputs.value.dtype,
-            rounding,
-            rounded=arithmetic.accumulate == "native",
-        ),
-        grad_sampling_locations=_store_two_sided(locations, second, inputs, rounding),
-        grad_attention_weights=_store(weights.reshape(inputs.weights.shape), inputs.weights.dtype, rounding),
+        grad_value=bounded_value,
+        grad_sampling_locations=bounded_locations,
+        grad_attention_weights=bounded_weights,
         contributions=grad_value.count.reshape(inputs.batch, inputs.pixels, inputs.heads),
+        magnitude=grad_value.magnitude().reshape(inputs.value.shape) * REFERENCE_ERROR,
     )
+
+
+def _rational_coordinates(inputs: Inputs) -> Place:
+    nearest, rests = (torch.from_numpy(part).to(inputs.device) for part in exact.coordinates(inputs))
+    return Place(origin=nearest, offset=rests)
+
+
+def _with_value(bounded: Bounded, value: exact.Rationals, *, two: Tensor | None = None) -> Bounded:
+    """Replace the value by the exact one; rounding it to float64 is an error of the reference, added to the bound.
+
+    Args:
+        bounded: what float64 arithmetic says.
+        value: the exact results.
+        two: for location gradients, where a neighbouring cell is admissible too. `reference.exact` does not know that
+            cell's gradient, so it keeps its float64 value, which errs like a kernel: by the bound once more.
+    """
+    true = torch.from_numpy(exact.to_float64(value)).to(bounded.value.device)
+    rounded = UNIT_ROUNDOFF[torch.float64] * true.abs() + torch.where(true != 0.0, SMALLEST_FLOAT64, 0.0)
+
+    def add(one: Bounded, error: Tensor, center: Tensor) -> Bounded:
+        return replace(
+            one,
+            value=center,
+            bound=one.bound + error,
+            before_storage=one.before_storage + error,
+            parts={**one.parts, "reference": error},
+        )
+
+    others = []
+    for other in bounded.alternatives:
+        assert two is not None
+        error = torch.where(two, other.parts["arithmetic"] + other.parts["underflow"], rounded)
+        others.append(add(other, error, torch.where(two, other.value, true)))
+    return replace(add(bounded, rounded, true), alternatives=tuple(others))
 
 
 def _require_fine_coordinates(inputs: Inputs, arithmetic: Arithmetic, rounding: Rounding) -> None:

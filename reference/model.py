@@ -36,7 +36,8 @@ class Arithmetic:
         coordinate_dtype: "float32" or "storage", the dtype of the locations.
         corner_sum: "nested" adds the four corners of a sample before the samples are added; "flat" says nothing of the
             order, so that every product may go through 4 L K additions.
-        flush_to_zero: whether float32 arithmetic or atomics may flush subnormals. True is the safe declaration.
+        flush_to_zero: whether float32 arithmetic may flush subnormals. True is the safe declaration.
+        flush_atomics: whether float32 atomics may. A property of the device, True where nobody has measured it.
     """
 
     accumulate: Accumulate = "float32"
@@ -45,6 +46,7 @@ class Arithmetic:
     coordinate_dtype: CoordinateDtype = "float32"
     corner_sum: CornerSum = "nested"
     flush_to_zero: bool = True
+    flush_atomics: bool = True
 
 
 def compute_dtype(value_dtype: torch.dtype) -> torch.dtype:

@@ -88,6 +88,30 @@ def coordinate_error(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Place:
+    """Pixel coordinates loc * W - 1/2 as origin + offset, both float64 of the locations' shape.
+
+    Attributes:
+        origin: integers; 0 where the coordinate is kept in one piece.
+        offset: the rest. Split off by rational arithmetic it is at most 1/2 and correctly rounded, however large the
+            coordinate: no location is then on the wrong side of a pixel edge.
+    """
+
+    origin: Tensor
+    offset: Tensor
+
+    def rows(self, rows: slice) -> Place:
+        """Return some of the rows."""
+        return Place(origin=self.origin[rows], offset=self.offset[rows])
+
+
+def place(locations: Tensor, table: LevelTable) -> Place:
+    """Compute coordinates in float64: exact for float32 locations, and rounded like a kernel's for float64 ones."""
+    offset = locations * table.size - 0.5
+    return Place(origin=torch.zeros_like(offset), offset=offset)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Stencil:
     """A chunk of T (batch, query, head) triples with P samples each, in float64.
 
@@ -112,34 +136,36 @@ class Stencil:
     pixel: Tensor
 
 
-def locate(locations: Tensor, table: LevelTable, error: Tensor) -> Stencil:
+def locate(at: Place, table: LevelTable, error: Tensor) -> Stencil:
     """Find the window of each sample.
 
     Args:
-        locations: (T, P, 2) float64.
+        at: (T, P, 2) pixel coordinates.
         table: levels of the P samples.
         error: (T, P, 2) from `coordinate_error`.
 
     Raises:
         ValueError: the coordinate error of a live sample reaches half a pixel, so that the window would not hold it.
     """
-    exact = locations * table.size - 0.5
+    exact = at.offset
     # Comparisons with NaN are false, so NaN and infinite locations are not live.
-    near = (exact + error >= -1.0) & (exact - error <= table.size)
+    near = (exact + error >= -1.0 - at.origin) & (exact - error <= table.size - at.origin)
     live = near.all(dim=-1)
     keep = live.unsqueeze(-1)
     # -3 puts the whole window of a skipped sample outside the map.
     exact = torch.where(keep, exact, -3.0)
+    origin = torch.where(keep, at.origin, 0.0)
     error = torch.where(keep, error, 0.0)
     base = (exact - error).ceil() - 1.0
     last = (exact + error).floor()
     two = last > base
     upper = exact >= base + 1.0
-    offsets = torch.arange(3, device=locations.device, dtype=torch.float64)
+    offsets = torch.arange(3, device=exact.device, dtype=torch.float64)
     columns = base.unsqueeze(-1) + offsets
     hat = (1.0 - (exact.unsqueeze(-1) - columns).abs()).clamp_min(0.0)
-    inside = (columns >= 0) & (columns < table.size.unsqueeze(-1)) & (columns <= last.unsqueeze(-1) + 1.0)
-    inside &= keep.unsqueeze(-1)
+    needed = columns <= last.unsqueeze(-1) + 1.0
+    columns = columns + origin.unsqueeze(-1)
+    inside = needed & (columns >= 0) & (columns < table.size.unsqueeze(-1)) & keep.unsqueeze(-1)
     touched = inside[..., 1, :, None] & inside[..., 0, None, :]
     columns = columns.long()
     width = table.size[:, 0].long()[:, None, None]

@@ -34,7 +34,7 @@ def test_run_needs_no_bash():
     shells = [shell for shell in ("dash", "busybox") if shutil.which(shell)]
     if not shells:
         pytest.skip("no plain POSIX shell here")
-    command = [shells[0], *(["sh"] if shells[0] == "busybox" else []), RUN, "--help"]
+    command = [shells[0], *(["sh"] if shells[0] == "busybox" else []), str(RUN), "--help"]
     assert "./ci/run test" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -13,22 +13,24 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-from msda.specialisations import Specialisation, compiler_options, source, specialisations
+from msda import ordered_specialisations as ordered
+from msda import specialisations as usual
 
 TARGET = GPUTarget("cuda", 90, 32)
 
 
-def facts(specialisation: Specialisation) -> dict[str, Any]:
+def facts(source: ASTSource, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that are specialised, memory instructions with their counts, registers and stack."""
-    compiled = triton.compile(source(specialisation), target=TARGET, options=compiler_options(specialisation))
+    compiled = triton.compile(source, target=TARGET, options=options)
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     instructions = re.findall(r"\b((?:ld\.global|st\.global|atom|red|fence|membar)[\w.:]*)", compiled.asm["ptx"])
-    parameters = [p for p in source(specialisation).fn.params if not p.is_constexpr]
+    parameters = [p for p in source.fn.params if not p.is_constexpr]
     return {
         "specialised": [p.name for p in parameters if not (p.do_not_specialize or p.do_not_specialize_on_alignment)],
         "instructions": Counter(instructions),
@@ -40,8 +42,10 @@ def facts(specialisation: Specialisation) -> dict[str, Any]:
 def main() -> None:
     """Compile the specialisations whose names match a pattern."""
     pattern = sys.argv[1]
-    chosen = [s for s in specialisations() if re.fullmatch(pattern, s.name)]
-    json.dump({s.name: facts(s) for s in chosen}, sys.stdout)
+    found: dict[str, Any] = {s.name: (usual.source, usual.compiler_options, s) for s in usual.specialisations()}
+    found |= {s.name: (ordered.source, ordered.compiler_options, s) for s in ordered.ordered_specialisations()}
+    chosen = {name: entry for name, entry in found.items() if re.fullmatch(pattern, name)}
+    json.dump({name: facts(source(s), options(s)) for name, (source, options, s) in chosen.items()}, sys.stdout)
 
 
 if __name__ == "__main__":

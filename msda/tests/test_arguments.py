@@ -81,7 +81,7 @@ BAD_CALLS: list[tuple[str, str, Callable[[Any], Any], type[Exception], str]] = [
     ("accumulate", "dtype", constant(torch.float32), ValueError, "must be one of .* got torch.float32"),
     ("accumulate", "unknown", constant("float16"), ValueError, "must be one of .* got 'float16'"),
     ("determinism", "unknown", constant("yes"), ValueError, "must be one of .* got 'yes'"),
-    ("determinism", "no kernel", constant("run_to_run"), NotImplementedError, "run_to_run"),
+    ("determinism", "more than there is", constant("gpu_to_gpu"), ValueError, "must be one of .* got 'gpu_to_gpu'"),
 ]
 
 

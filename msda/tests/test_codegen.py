@@ -81,6 +81,30 @@ def test_scalar_code_does_not_spill(kernel: str):
         assert facts["stack"] == 0, f"{name} spills registers: {facts}"
 
 
+@pytest.mark.parametrize("kernel", ["sum_cells", "sum_pixels", "count_and_differentiate"])
+def test_ordered_code(kernel: str):
+    for name, facts in compile_for_hopper(rf"{kernel}-{ALIKE}(-broad)?(-scalar)?").items():
+        instructions = facts["instructions"]
+        assert facts["specialised"] == [], f"{name} is compiled anew for other values of {facts['specialised']}"
+        assert facts["stack"] == 0, f"{name} spills registers: {facts}"
+        atomics = [i for i in instructions if i.startswith(("atom.", "red.", "fence", "membar"))]
+        # What is atomic counts with integers; floating-point numbers are added in one order.
+        assert len(atomics) == (kernel == "count_and_differentiate"), f"{name}: {instructions}"
+        assert all(re.fullmatch(r"(atom|red)\.global\.gpu\.relaxed\.add\.u32", i) for i in atomics), (
+            f"{name}: {atomics}"
+        )
+        if kernel == "sum_cells" and "scalar" not in name:
+            wide_stores = instructions.get("st.global.v4.b32", 0) + instructions.get("st.global.v2.b64", 0)
+            assert wide_stores % 4 == 0, f"{name}: {instructions}"
+            assert wide_stores
+
+
+def test_sorting_code():
+    for name, facts in compile_for_hopper(r"(count|place|arrange)-.*").items():
+        assert facts["specialised"] == []
+        assert facts["stack"] == 0, f"{name} spills registers: {facts}"
+
+
 def test_specialisations_are_few():
     assert len(dtype_cells()) == 10
     names = [s.name for s in specialisations()]

@@ -233,17 +233,22 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(f, leaves_of(call), nondet_tol=1e-13)
 
 
-def test_deterministic_algorithms():
+def test_explicit_atomics_are_refused_where_pytorch_refuses():
     call = make_call([(3, 5)])
     value, locations, weights = leaves_of(call)
-    out = msda.multi_scale_deformable_attention(value, call.shapes, call.starts, locations, weights)
+
+    def f(value):
+        return msda.multi_scale_deformable_attention(
+            value, call.shapes, call.starts, locations, weights, determinism="not_guaranteed"
+        )
+
+    out = f(value)
     try:
         torch.use_deterministic_algorithms(True)
         with pytest.raises(RuntimeError, match=r"use_deterministic_algorithms\(True\)"):
             out.sum().backward(retain_graph=True)
         assert value.grad is None
-        frozen = msda.multi_scale_deformable_attention(value.detach(), call.shapes, call.starts, locations, weights)
-        frozen.sum().backward()
+        f(value.detach()).sum().backward()
         torch.use_deterministic_algorithms(True, warn_only=True)
         with pytest.warns(UserWarning, match="grad_value"):
             out.sum().backward()
@@ -256,10 +261,15 @@ def test_opcheck():
     call = make_call([(3, 5), (1, 2)])
     value, locations, weights = leaves_of(call)
     table = (call.shapes, call.starts)
-    torch.library.opcheck(op._forward, (value, *table, locations, weights, "float32"))
+    torch.library.opcheck(op._forward, (value, *table, locations, weights, "float32", None))
     plain = (call.grad, call.value, *table, call.locations, call.weights, "float32")
-    for need_value, need_samples in ((True, True), (True, False), (False, True)):
-        torch.library.opcheck(op._backward, (*plain, need_value, need_samples))
+    for determinism, need_value, need_samples in (
+        (None, True, True),
+        ("not_guaranteed", True, False),
+        (None, False, True),
+        ("run_to_run", True, True),
+    ):
+        torch.library.opcheck(op._backward, (*plain, determinism, need_value, need_samples))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -92,7 +92,8 @@ def has_values(tensor: Tensor, pattern: str) -> bool:
     if pattern == "subnormal":
         return bool(((magnitude > 0) & (magnitude < finfo.tiny)).all())
     if pattern == "huge":
-        return bool((magnitude >= finfo.max / 4).all() and (magnitude <= finfo.max).all())
+        octaves = 30 if tensor.dtype == torch.float64 else 10
+        return bool((magnitude >= finfo.max / 2.0**octaves).all() and (magnitude <= finfo.max).all())
     if pattern == "sparse":
         return bool((tensor == 0).double().mean() > 0.5)
     if pattern == "wide":
@@ -117,6 +118,11 @@ def has_layout(tensor: Tensor, layout: str) -> bool:
         return 0 in strides
     if layout == "transposed":
         return strides == sorted(strides) and len(strides) > 1 and not tensor.is_contiguous()
+    if layout == "permuted":
+        return tensor.stride(-1) == 1 and not tensor.is_contiguous() and strides != sorted(strides, reverse=True)
+    if layout == "padded":
+        row = tensor.stride(-2)
+        return tensor.stride(-1) == 1 and row % 16 == 0 and row > tensor.shape[-1] and tensor.storage_offset() == 0
     if layout == "sliced":
         return not tensor.is_contiguous() and tensor.storage_offset() == 0 and strides == sorted(strides, reverse=True)
     if layout == "offset":

@@ -290,7 +290,8 @@ def test_silent_where_it_is_only_installed(folder):
         text=True,
         check=True,
     )
-    assert "msda" not in done.stdout
+    # Where it is installed, pytest itself lists it among its plugins.
+    assert not [line for line in done.stdout.splitlines() if line.startswith("msda") or "properties" in line]
 
 
 WRONG = """
@@ -328,3 +329,18 @@ def test_a_crash_leaves_its_case_and_takes_no_other_test_with_it(folder):
     assert "1 failed, 4 passed" in output
     assert "the process ended while it ran this case" in output
     assert re.search(r"replay .*test_forward_within_bound\[float32\]' --msda-case \.msda/failures/", output)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_lost_device_fails_one_test_with_the_case_that_lost_it(folder, workers):
+    (folder / "subject.py").write_text(WRONG)
+    (folder / "conftest.py").write_text("from properties import plugin\nplugin.cuda_is_lost = lambda: True\n")
+    (folder / "test_real.py").write_text("from properties.test_forward import test_forward_within_bound\n")
+    output = run(folder, "test_real.py", workers=workers, status=1)
+    assert "1 failed, 9 skipped" in output or not workers
+    assert "Flaky" not in output
+    assert "PropertyFailed: out: outside its error bound" in output
+    # The case that lost the device, as it was drawn: nothing could be shrunk after it.
+    assert re.search(r"replay .*test_forward_within_bound\[float32\]' --msda-case \.msda/failures/", output)
+    if not workers:
+        assert "the GPU no longer works in this process" in output

@@ -54,11 +54,12 @@ def test_json_has_no_numbers_that_json_lacks():
 
 
 def test_classes_list_the_empty_ones():
-    run = summary(item(cases=1, classes={"empty": 1, "other": 1}), required=["empty", "queries: 1"])
-    assert run.classes == {"empty": 1, "queries: 1": 0, "other": 1}
+    required = ["empty", "queries: 1", "queries: 2", "rare"]
+    run = summary(item(cases=1, classes={"empty": 1, "other": 1}), required=required)
+    assert run.classes == {"empty": 1, "queries: 1": 0, "queries: 2": 0, "rare": 0, "other": 1}
     text = render(run)
-    assert "1 of 2 input classes reached" in text
-    assert "empty: queries: 1" in text
+    assert "1 of 4 input classes reached" in text
+    assert "empty: queries: 1, 2; rare" in text
 
 
 def test_order_is_by_property_then_variant():

@@ -72,6 +72,7 @@ def draw_case(rng, cell):
         coordinate_dtype="storage" if rng.random() < 0.2 else "float32",
         corner_sum=rng.choice(get_args(CornerSum)).item(),
         flush_to_zero=bool(rng.integers(2)),
+        flush_atomics=bool(rng.integers(2)),
     )
     # Coordinates in 16 bits have a bound only on levels that are narrow enough for it to be a fraction of a pixel.
     unit = UNIT_ROUNDOFF[cell[1]] if arithmetic.coordinate_dtype == "storage" else UNIT

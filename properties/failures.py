@@ -1,0 +1,73 @@
+"""What a failing case leaves behind: a case file, the lines that tell how to run it again, a journal for crashes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from . import casefile
+from .journal import DeviceLost, Journal, cuda_is_lost
+
+if TYPE_CHECKING:
+    from .plugin import Run
+
+SHIPPED = "msda:multi_scale_deformable_attention"
+FAILURES = Path(".msda") / "failures"
+
+
+def user_folder(config: pytest.Config) -> Path:
+    """Where the user is: `ci/run` changes to the repository and tells where it was called from."""
+    return Path(os.environ.get("MSDA_FROM") or config.invocation_params.dir)
+
+
+def keep(config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str) -> list[str]:
+    """Write a failing recipe to a case file and return how to run it again."""
+    if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
+        return []
+    case = casefile.CaseFile(
+        recipe=recipe,
+        property=nodeid,
+        subject=run.subject,
+        device=run.device.type,
+        failure=(failure.splitlines() or [""])[0],
+    )
+    path = case.write(config.rootpath / FAILURES)
+    command = case.command(path, root=config.rootpath, folder=user_folder(config))
+    if run.subject != SHIPPED:
+        command += ["--msda-subject", run.subject]
+    return [
+        f"  subject   {run.subject} on {run.device}",
+        f"  property  {nodeid}",
+        f"  recipe    {recipe.describe()}",
+        f"  case      {os.path.relpath(path, user_folder(config))}",
+        f"  replay    {shlex.join(command)}",
+    ]
+
+
+def journal_of(item: pytest.Item, run: Run) -> Journal:
+    """Return the journal of one test: a lost GPU ends a worker, and with a single process the run."""
+    config, nodeid = item.config, item.nodeid
+    session = config.workerinput["testrunuid"] if hasattr(config, "workerinput") else f"{os.getpid()}"
+
+    def leave(recipe: Any, reason: str) -> None:
+        if run.worker != "main":
+            # xdist reports the test, replaces this worker and goes on; see `pytest_handlecrashitem`.
+            os._exit(3)
+        item.session.shouldfail = "the GPU no longer works in this process; use xdist to go on after such a failure"
+        raise DeviceLost("\n".join([reason, *keep(config, run, nodeid, recipe, reason)]))
+
+    return Journal(
+        path=journal_path(config, session, run.worker),
+        origin={"property": nodeid, "subject": run.subject, "device": run.device.type},
+        is_lost=cuda_is_lost,
+        leave=leave,
+    )
+
+
+def journal_path(config: pytest.Config, session: str, worker: str) -> Path:
+    """File of one process' journal."""
+    return config.rootpath / ".msda" / "journal" / f"{session}-{worker}.json"
