@@ -198,8 +198,8 @@ def test_a_case_is_checked_instead_of_drawing(folder):
     assert output.count("checked 1234") == 1
     assert f"the case in case.json is of {first.name}" in output
     assert "1 passed, 1 skipped" in output
-    missing = run(folder, "test_case.py", "--msda-case", "nowhere.json", status=1)
-    assert "case: cannot read 'nowhere.json'" in missing
+    missing = run(folder, "test_case.py", "--msda-case", "nowhere.json", status=4)
+    assert "nowhere.json" in missing
     del second
 
 
@@ -334,7 +334,7 @@ def test_a_crash_leaves_its_case_and_takes_no_other_test_with_it(folder):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_lost_device_fails_one_test_with_the_case_that_lost_it(folder, workers):
     (folder / "subject.py").write_text(WRONG)
-    (folder / "conftest.py").write_text("from properties import plugin\nplugin.cuda_is_lost = lambda: True\n")
+    (folder / "conftest.py").write_text("from properties import failures\nfailures.cuda_is_lost = lambda: True\n")
     (folder / "test_real.py").write_text("from properties.test_forward import test_forward_within_bound\n")
     output = run(folder, "test_real.py", workers=workers, status=1)
     assert "1 failed, 9 skipped" in output or not workers
