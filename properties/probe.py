@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton
@@ -24,7 +23,7 @@ TRIALS = ((0.0, 1e-40), (1e-40, 0.0), (1.5 * 2.0**-126, -(2.0**-126)))
 
 
 @triton.jit
-def add_atomically(totals_ptr: Any, amounts_ptr: Any, BLOCK: tl.constexpr) -> None:
+def add_atomically(totals_ptr, amounts_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
     """Add amounts to totals as the shipped kernels do: relaxed, the old value unused."""
     offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(totals_ptr + offset, tl.load(amounts_ptr + offset), sem="relaxed")
