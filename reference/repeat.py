@@ -2,8 +2,9 @@
 
 A compiled kernel computes the same contributions to an element of grad_value every time, bit for bit; atomics only
 add them in another order. One sum of n numbers errs by at most (n - 1) u sum|t| whatever the order or the tree, so two
-of them differ by at most twice that. Two numbers commute: where n <= 2 the bits are the same. Everything that is not
-accumulated by atomics has the same bits always.
+of them differ by at most twice that. Two numbers commute: where n <= 2 the bits are the same, except for subnormal ones
+where atomics flush them (an H200 returned 0 and -0 in turn). Everything that is not accumulated by atomics has the same
+bits always.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from .model import HALF_SUBNORMAL, OVERFLOW, UNIT_ROUNDOFF, Arithmetic
 
 # Sums of up to this many contributions come out the same in any order.
 COMMUTES = 2
+# Half the spacing of a float32 this large is above every subnormal: adding one changes nothing, flushed or not.
+SWALLOWS_SUBNORMALS = 2.0**-98
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,7 +31,7 @@ class RunToRun:
     Attributes:
         bounded: what a single run may return.
         accumulation: (B, S, M, D) float64, largest difference of two sums before any cast; 0 where the bits must agree.
-        same_bits: (B, S, M, 1) bool, where they must.
+        same_bits: (B, S, M, 1) or (B, S, M, D) bool, where they must.
         cast: whether sums are rounded to a 16-bit dtype once they are complete.
     """
 
@@ -74,7 +77,7 @@ class RunToRun:
 def run_to_run(
     expectation: Expectation, arithmetic: Arithmetic, value_dtype: torch.dtype, *, deterministic: bool = False
 ) -> RunToRun:
-    """Bound the difference of two runs: 2 (n - 1) u sum|t|, plus what atomics flush.
+    """Bound the difference of two runs: 2 (n - 1) u sum|t| from n = 3 on, plus what atomics flush from n = 2 on.
 
     u is that of the accumulator. Contributions are flushed alike in every run, so only the sums count: 2^-126 for each
     of at most n, grown by the roundings that follow, in each of two runs. Without flushing an addition that underflows
@@ -92,10 +95,14 @@ def run_to_run(
     rounding = Rounding(value_dtype=value_dtype, arithmetic=arithmetic)
     n = count.unsqueeze(-1).double()
     unit = rounding.accumulator_unit
-    same_bits = (n <= COMMUTES) | deterministic
     flushes = arithmetic.flush_atomics and not rounding.native and rounding.compute == torch.float32
     flushed = 2.0 * n * rounding.atomic_underflow * (1.0 + n * unit) if flushes else torch.zeros_like(n)
-    accumulation = 2.0 * (n - 1.0) * unit * magnitude + flushed
+    same_bits = (n <= COMMUTES) | deterministic
+    if flushes:
+        # 0 + t is not t where t is flushed: the order of two shows, unless the larger one swallows what is flushed.
+        visible = bounded.value.abs() < SWALLOWS_SUBNORMALS
+        same_bits = same_bits & (deterministic | (n <= 1.0) | ~visible)
+    accumulation = torch.where(n <= COMMUTES, 0.0, 2.0 * (n - 1.0) * unit * magnitude) + flushed
     return RunToRun(
         bounded=bounded,
         accumulation=torch.where(same_bits, 0.0, accumulation),
