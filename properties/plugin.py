@@ -170,6 +170,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let idle workers take tests from busy ones: a property on one variant may take as long as ten on another."""
+    chosen = any(argument.startswith(("--dist", "-d")) for argument in config.invocation_params.args)
+    if is_active(config.option) and getattr(config.option, "numprocesses", None) and not chosen:
+        config.option.dist = "worksteal"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Choose the interpreter before a conftest.py can import triton; workers inherit it from the environment."""
     options = early_config.known_args_namespace
@@ -383,6 +391,9 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         is_terminal = bool(getattr(terminalreporter, "isatty", False)) and terminalreporter.hasmarkup
         width = terminalreporter._tw.fullwidth if is_terminal else 120  # pytest's own measure
         terminalreporter.write(report.render(summary, width=width, color=is_terminal))
+    if hasattr(config, "workerinput"):
+        # A worker that is ended early reports too; its part is not the run.
+        return
     for path in _targets(config):
         path.write_text(summary.as_json())
         terminalreporter.write_line(f"summary written to {path}")

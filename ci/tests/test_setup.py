@@ -101,7 +101,11 @@ def test_build_in_a_pip_report(tmp_path, capsys, packages, build):
 
 
 def run(*arguments, cwd=None, **environ):
-    clean = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHON", "PYTHONPATH")}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("VIRTUAL_ENV", "PYTHON", "PYTHONPATH", "MSDA_FROM")
+    }
     return subprocess.run(
         ["sh", RUN, *arguments], capture_output=True, text=True, check=False, cwd=cwd, env={**clean, **environ}
     )

@@ -66,7 +66,7 @@ def folder(tmp_path):
 
 def run(folder, *arguments, workers=0, status=0, **environ):
     """Run pytest in the folder as a user would, with nothing of the outer run in its environment."""
-    outer = ("PYTEST_", "CI", "TRITON_INTERPRET", "HYPOTHESIS", "COLUMNS")
+    outer = ("PYTEST_", "CI", "TRITON_INTERPRET", "HYPOTHESIS", "COLUMNS", "MSDA_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
     command = [sys.executable, "-m", "pytest", "--msda-device", "cpu", "--msda-subject", "subject:operator"]
     if workers is not None:
@@ -281,7 +281,7 @@ def test_silent_where_it_is_only_installed(folder):
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text("pytest_plugins = ['properties.plugin']\n")
     (folder / "test_drawing.py").write_text("def test_nothing():\n    pass\n")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_"))}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "TRITON_", "MSDA_"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:randomly"],
         cwd=folder,
