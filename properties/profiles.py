@@ -18,7 +18,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 # A property runs on every dtype cell, so this many cases are shared by about ten items. The interpreter needs
 # a tenth of a second and more for a case that a GPU does in a few milliseconds.
-EXAMPLES = {"cpu": 40, "cuda": 1000}
+EXAMPLES = {"cpu": 60, "cuda": 1000}
 
 # `explain` reruns a failing case under a tracer: it says nothing about kernels and launches many.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink)
