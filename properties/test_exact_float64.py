@@ -6,9 +6,10 @@ inputs the exact values are known, and the factor goes.
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from properties.cells import CELLS
+from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
 from properties.strategies import recipes
 from reference.expect import Expectation, expect
@@ -17,11 +18,12 @@ from reference.inputs import Inputs
 FLOAT64 = next(cell for cell in CELLS if cell.value == torch.float64)
 
 
-def test_float64_within_exact_bound(harness: Harness) -> None:
+@pytest.mark.parametrize("cell", [FLOAT64], ids=lambda cell: cell.name)
+def test_float64_within_exact_bound(harness: Harness, cell: DtypeCell) -> None:
     """Output and gradients of float64 operands are as close to the exact ones as float64 arithmetic must be."""
 
     def exactly(inputs: Inputs) -> Expectation:
         return expect(inputs, harness.subject.arithmetic, rational=True)
 
-    strategy = recipes(FLOAT64, limits=harness.limits.tiny())
+    strategy = recipes(cell, limits=harness.limits.tiny())
     harness.for_all(strategy, lambda recipe: harness.check(recipe, oracle=exactly), share=0.5)
