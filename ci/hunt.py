@@ -50,6 +50,19 @@ def within_bounds(recipe: Recipe, subject: Subject, device: torch.device) -> Ver
     return walk(recipe, subject, device).verdict
 
 
+def generate_only(examples: int) -> settings:
+    """Settings of a hunt: it asks how soon a fault shows, not how small it gets, and keeps nothing."""
+    return settings(
+        max_examples=examples,
+        phases=(Phase.generate,),
+        database=None,
+        deadline=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        suppress_health_check=(HealthCheck.too_slow,),
+    )
+
+
 def hunt(
     subject: Subject,
     *,
@@ -77,17 +90,8 @@ def hunt(
     catches: list[Catch] = []
     judged = 0
 
-    # generate only: the hunt asks how soon a fault shows, not how small it gets.
     @seed(session_seed)
-    @settings(
-        max_examples=examples,
-        phases=(Phase.generate,),
-        database=None,
-        deadline=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        suppress_health_check=(HealthCheck.too_slow,),
-    )
+    @generate_only(examples)
     @given(st.sampled_from(cells).flatmap(lambda cell: recipes(cell, limits=limits)))
     def judge_one(recipe: Recipe) -> None:
         nonlocal judged

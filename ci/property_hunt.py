@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 from hypothesis.strategies import SearchStrategy
 
+from ci.hunt import generate_only
 from properties.harness import Harness
 from properties.limits import Limits
 from properties.report import ItemStats
@@ -27,15 +28,7 @@ class _Hunter(Harness):
         failures: list[Exception] = []
 
         @seed(self.seed)
-        @settings(
-            max_examples=examples,
-            phases=(Phase.generate,),
-            database=None,
-            deadline=None,
-            derandomize=False,
-            report_multiple_bugs=False,
-            suppress_health_check=(HealthCheck.too_slow,),
-        )
+        @generate_only(examples)
         @given(strategy)
         def one(recipe: Any) -> None:
             if failures:

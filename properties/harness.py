@@ -79,11 +79,6 @@ class Harness:
         """Node id of the item: what its seed depends on."""
         return f"{self.stats.test}[{self.stats.variant}]" if self.stats.variant else self.stats.test
 
-    @property
-    def failing(self) -> Any:
-        """The last recipe that failed, after shrinking; None when none did."""
-        return None if self._failing is None else self._failing[0]
-
     def for_all(
         self,
         strategy: SearchStrategy[Any],

@@ -278,6 +278,9 @@ def closing_lines(summary: Summary) -> list[str]:
         f" {totals.rate:.1f} cases/s without compiling",
         f"            rate = {RATE}",
     ]
+    discarded = sum(item.discarded for item in summary.items)
+    if discarded:
+        lines.append(f"discarded   {discarded} recipes that a property refused; they are in none of the figures")
     if totals.worst is not None:
         property_, output, ratio = totals.worst
         lines.append(f"worst       {_ratio(ratio)} of the bound: {output} in {_short(property_)}")
