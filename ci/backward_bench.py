@@ -1,7 +1,6 @@
-"""Time the backward passes against each other, and count how often runs differ. Needs a GPU.
+"""Time the backward passes against each other. Needs a GPU.
 
     python -m ci.backward_bench --json FILE       both modes, and DeformOps where it is installed
-    python -m ci.backward_bench --repeats 10000   also repeat one colliding case in both modes and compare bit by bit
 
 Times are medians of device time over replays of a CUDA graph of the whole backward as autograd calls it, fills and
 copies included. "cold" flushes the L2 cache before every replay, "warm" does not.
@@ -64,29 +63,6 @@ class Timing:
     cold: float | None
     warm: float | None
     error: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repeats:
-    """How grad_value differed over repeats of one call.
-
-    Attributes:
-        determinism: mode of the operator.
-        repeats: runs that were compared with the first one.
-        differing_runs: runs with any element that is not bitwise equal.
-        unequal_elements: elements of grad_value that were unequal, summed over the runs.
-        elements: elements of grad_value.
-        spread: largest max - min of an element over all runs.
-        relative_spread: the same over the largest magnitude of grad_value.
-    """
-
-    determinism: str
-    repeats: int
-    differing_runs: int
-    unequal_elements: int
-    elements: int
-    spread: float
-    relative_spread: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,55 +185,6 @@ def timings() -> Iterator[Timing]:
                     yield Timing(cold=cold, warm=warm, **common)
 
 
-def colliding_call(*, seed: int = 0) -> Call:
-    """A call whose samples lie at 64 places of each level, so that a sampled pixel gets hundreds of contributions."""
-    levels = ((64, 96), (16, 24))
-    batch, queries = 2, 2048
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shapes = torch.tensor(levels, device="cuda")
-    sizes = shapes.prod(dim=1)
-    places = torch.rand((64, 2), device="cuda", generator=generator)
-    grid = (batch, queries, HEADS, len(levels), POINTS)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device="cuda", generator=generator)
-
-    return Call(
-        value=normal(batch, int(sizes.sum()), HEADS, CHANNELS),
-        shapes=shapes,
-        starts=sizes.cumsum(0) - sizes,
-        locations=places[torch.randint(64, grid, device="cuda", generator=generator)],
-        weights=normal(*grid),
-        grad_output=normal(batch, queries, HEADS * CHANNELS),
-    )
-
-
-def repeat(determinism: str, repeats: int) -> Repeats:
-    """Repeat the backward of the colliding case and compare grad_value with that of the first run."""
-    call = colliding_call()
-    backward = call.prepare(lambda *operands: msda.multi_scale_deformable_attention(*operands, determinism=determinism))
-    first = backward()[0]
-    low, high = first.clone(), first.clone()
-    runs, elements = (torch.zeros((), dtype=torch.int64, device="cuda") for _ in range(2))
-    for _ in range(repeats):
-        again = backward()[0]
-        # As integers: 0 and -0 differ, and a NaN equals itself.
-        unequal = (again.view(torch.int32) != first.view(torch.int32)).sum()
-        elements += unequal
-        runs += unequal > 0
-        low, high = torch.minimum(low, again), torch.maximum(high, again)
-    spread = (high - low).max().item()
-    return Repeats(
-        determinism=determinism,
-        repeats=repeats,
-        differing_runs=int(runs),
-        unequal_elements=int(elements),
-        elements=first.numel(),
-        spread=spread,
-        relative_spread=spread / first.abs().max().item(),
-    )
-
-
 def table(found: list[Timing]) -> Table:
     """One row per preset and dtype, one column per backward: cold / warm."""
     columns = list(dict.fromkeys(timing.backward for timing in found))
@@ -282,7 +209,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print a table, write JSON on request."""
     parser = argparse.ArgumentParser(description="Compare backward passes on this GPU.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--repeats", type=int, default=0, metavar="N", help="repeat a colliding case N times per mode")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.stderr.write("ci.backward_bench: no GPU found; expected a CUDA device\n")
@@ -291,13 +217,12 @@ def main(arguments: list[str] | None = None) -> int:
     where = environment()
     console.print(where)
     found: list[Timing] = []
-    repeated: list[Repeats] = []
 
     def save() -> None:
         # After every step: a run on a borrowed machine may be cut short.
         if options.json is not None:
-            results = {"timings": [asdict(t) for t in found], "repeats": [asdict(r) for r in repeated]}
-            options.json.write_text(json.dumps({"environment": where, **results}, indent=1) + "\n")
+            results = {"environment": where, "timings": [asdict(t) for t in found]}
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
 
     for timing in timings():
         found.append(timing)
@@ -306,10 +231,6 @@ def main(arguments: list[str] | None = None) -> int:
     for timing in found:
         if timing.error is not None:
             console.print(f"{timing.preset} {timing.dtype} {timing.backward}: {timing.error}", markup=False)
-    for determinism in ("run_to_run", "not_guaranteed") if options.repeats else ():
-        repeated.append(repeat(determinism, options.repeats))
-        save()
-        console.print(asdict(repeated[-1]))
     return 0
 
 

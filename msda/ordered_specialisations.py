@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from . import launch, ordered, ordered_kernels
 from .ordered_plan import OrderedPlan, make_ordered_plan
 from .plan import Problem, compute_dtype, make_plan
-from .specialisations import TRITON_NAME, dtype_cells
+from .specialisations import TRITON_NAME, WAYS, dtype_cells
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,10 @@ def ordered_specialisations() -> list[OrderedSpecialisation]:
         common: dict[str, Any] = dict(zip(("value", "locations", "weights"), cell, strict=True))
         common["vectorised"] = vectorised
         found.append(OrderedSpecialisation(kernel="sum_cells", **common))
-        found += [
-            OrderedSpecialisation(kernel="count_and_differentiate", broad=broad, **common) for broad in (False, True)
-        ]
+    for cell, (broad, vectorised) in product(dtype_cells(), WAYS):
+        common = dict(zip(("value", "locations", "weights"), cell, strict=True))
+        common |= {"broad": broad, "vectorised": vectorised}
+        found.append(OrderedSpecialisation(kernel="count_and_differentiate", **common))
     for value, vectorised in product(dict.fromkeys(cell[0] for cell in dtype_cells()), (True, False)):
         dtypes = dict.fromkeys(("value", "locations", "weights"), value)
         found.append(OrderedSpecialisation(kernel="sum_pixels", vectorised=vectorised, **dtypes))

@@ -2,7 +2,7 @@
 
 Plans are fixed, not tuned: an autotuner runs every candidate on the live buffers, and a kernel that accumulates would
 then count its contributions several times. They are also few, so that random shapes do not mean random compilations:
-per dtype cell at most two channel blocks and two vector widths.
+per dtype cell narrow and broad channel blocks with vectors, and one kernel without.
 
 On "interpreter" (Triton's CPU interpreter) blocks of queries are larger, because time there goes by the number of
 programs, and bfloat16 results are kept in float32 buffers that PyTorch rounds afterwards: the interpreter truncates
@@ -27,7 +27,7 @@ VECTOR_BYTES = 16
 
 NARROW, BROAD = 32, 64  # channels of a block
 NUM_WARPS = 1
-INTERPRETER_ROWS = (8, 16)
+INTERPRETER_ROWS = (4, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Plan:
         block_q: queries of a program.
         block_p: samples of a query that are processed at once.
         block_d: channels that are processed at once.
-        loop_d: whether the program has more than one block of channels (backward only).
+        loop_d: whether the program may have more than one block of channels (backward only).
         vec: elements of value in one 16-byte access, or 1 where strides or addresses do not allow it.
         wide: whether offsets inside a batch entry need 64 bits.
         num_warps: warps of a program.
@@ -154,10 +154,11 @@ def make_plan(
     Raises:
         ValueError: the call needs more programs than a grid axis has, or an axis is longer than an index holds.
     """
-    narrow = problem.channels <= NARROW
+    vec = _vector_width(problem, value_dtype, value_strides) if aligned else 1
+    # Odd channel counts and addresses are slow in any case, and not worth kernels of their own for broad rows.
+    narrow = problem.channels <= NARROW or vec == 1
     # The backward needs twice the registers of the forward, so it takes broad rows in several narrow blocks.
     block_d = NARROW if narrow or kernel == "backward" else BROAD
-    vec = _vector_width(problem, value_dtype, value_strides) if aligned else 1
     block_q, block_p = _rows(architecture, narrow=narrow, vectorised=vec > 1, double=value_dtype == torch.float64)
     query_blocks = -(-problem.queries // block_q)
     channel_blocks = -(-problem.channels // block_d) if kernel == "forward" else 1
@@ -170,7 +171,7 @@ def make_plan(
         block_q=block_q,
         block_p=block_p,
         block_d=block_d,
-        loop_d=block_d < problem.channels and channel_blocks == 1,
+        loop_d=kernel == "backward" and (problem.channels > NARROW or vec == 1),
         vec=vec,
         wide=_needs_int64(kernel, problem, value_strides[1], block_q),
         num_warps=NUM_WARPS,
@@ -183,10 +184,10 @@ def _rows(architecture: Architecture, *, narrow: bool, vectorised: bool, double:
     # vectors a thread holds one channel of every row, hence fewer rows.
     if architecture == "interpreter":
         return INTERPRETER_ROWS
+    if not vectorised:
+        return 1, 2 if double else 4
     if double:
         return 1, 4
-    if not vectorised:
-        return 1, 8 if narrow else 4
     return 2 if narrow else 1, 16
 
 

@@ -17,6 +17,8 @@ from triton.compiler import ASTSource
 from . import kernels, launch
 from .plan import Accumulate, Pass, Plan, Problem, accumulator_dtype, make_plan
 
+# (broad, vectorised): without vectors a broad head is walked in narrow blocks.
+WAYS = ((False, True), (True, True), (False, False))
 TRITON_NAME = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -30,7 +32,7 @@ class Specialisation:
         locations: dtype of the sampling locations.
         weights: dtype of the attention weights.
         accumulate: accumulator of grad_value.
-        broad: whether a head has more channels than one narrow block.
+        broad: whether a head has more channels than one narrow block, and memory is accessed 16 bytes at a time.
         vectorised: whether memory is accessed 16 bytes at a time.
         wide: whether offsets inside a batch entry have 64 bits.
     """
@@ -71,7 +73,7 @@ def dtype_cells() -> list[tuple[torch.dtype, torch.dtype, torch.dtype]]:
 def specialisations() -> list[Specialisation]:
     """All specialisations with 32-bit offsets; each has a twin with `wide` for very large tensors."""
     found = []
-    for (value, locations, weights), broad, vectorised in product(dtype_cells(), (False, True), (True, False)):
+    for (value, locations, weights), (broad, vectorised) in product(dtype_cells(), WAYS):
         common: dict[str, Any] = {"value": value, "locations": locations, "weights": weights}
         common |= {"broad": broad, "vectorised": vectorised}
         found += [Specialisation(kernel="forward", **common), Specialisation(kernel="backward", **common)]

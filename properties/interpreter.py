@@ -1,12 +1,15 @@
-"""Triton's interpreter, without the work that it repeats at every call of a helper function.
+"""Triton's interpreter, without work of which nothing comes; what the kernels compute is the same.
 
-Each time a kernel calls another `@triton.jit` function, the interpreter looks through all members of the language's
-modules for functions to replace, although the kernel's launch has replaced them already. That is a quarter of the time
-of a case. Here the search is made once per module and launch; what runs afterwards is the same.
+- Each time a kernel calls another `@triton.jit` function, the interpreter looks through all members of the language's
+  modules for functions to replace, although the kernel's launch has replaced them already. That is a quarter of the
+  time of a case. Here the search is made once per module and launch.
+- Each addition and product of integers is done a second time in 64 bits, for an assertion that is then dropped unless
+  the interpreter's `debug` option is on. That is a third of what remains. Here it is left out where it is dropped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from types import FunctionType
@@ -44,4 +47,20 @@ def patch_once_per_launch() -> bool:
     patch_new.replaces = patch  # type: ignore[attr-defined]
     interpreter._patch_lang = patch_new
     executor.__call__ = launch_fresh
+    return True
+
+
+def skip_unread_checks() -> bool:
+    """Leave out the interpreter's check of integer overflow where its result is not looked at.
+
+    Returns:
+        Whether this Triton's interpreter computes it in vain; if not, nothing is changed.
+    """
+    from triton.runtime import interpreter  # noqa: PLC0415 - only after TRITON_INTERPRET is decided
+
+    builder: Any = getattr(interpreter, "interpreter_builder", None)
+    options: Any = getattr(builder, "options", None)
+    if not getattr(options, "sanitize_overflow", False) or getattr(options, "debug", True):
+        return False
+    builder.options = dataclasses.replace(options, sanitize_overflow=False)
     return True

@@ -25,7 +25,7 @@ CASES_WITHOUT_ALARM = 6
 CASES_UNSEEN = 15
 
 OTHER_BLOCKS = [
-    Fault(name="rows", file="plan.py", before="INTERPRETER_ROWS = (8, 16)", after="INTERPRETER_ROWS = (4, 8)"),
+    Fault(name="rows", file="plan.py", before="INTERPRETER_ROWS = (4, 32)", after="INTERPRETER_ROWS = (8, 8)"),
     Fault(name="channel blocks", file="plan.py", before="NARROW, BROAD = 32, 64", after="NARROW, BROAD = 16, 32"),
     MORE_WARPS,
 ]

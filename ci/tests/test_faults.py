@@ -32,7 +32,7 @@ SPOILS = {
 
 OTHER_BLOCKS = [
     Fault(
-        name="interpreter rows", file="plan.py", before="INTERPRETER_ROWS = (8, 16)", after="INTERPRETER_ROWS = (4, 8)"
+        name="interpreter rows", file="plan.py", before="INTERPRETER_ROWS = (4, 32)", after="INTERPRETER_ROWS = (8, 8)"
     ),
     Fault(name="channel blocks", file="plan.py", before="NARROW, BROAD = 32, 64", after="NARROW, BROAD = 16, 32"),
     Fault(name="warps", file="plan.py", before="NUM_WARPS = 1", after="NUM_WARPS = 2"),
