@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from properties import counter
+from properties.explicit import OPERANDS, Explicit
 from properties.fills import fill, fill_weights, store
 from properties.layouts import arrange, drawn_index, drawn_shape
 from properties.locations import locate
@@ -35,6 +36,8 @@ def build(recipe: Recipe, device: torch.device | str) -> Inputs:
     Returns:
         The operands, with the layouts that the recipe asks for.
     """
+    if recipe.explicit is not None:
+        return _build_explicit(recipe, recipe.explicit, device)
     shapes = {
         operand: drawn_shape(operand, recipe.shape(operand), getattr(recipe, f"{operand}_layout"), recipe.seed)
         for operand in ("value", "locations", "weights", "grad_output")
@@ -67,6 +70,22 @@ def build(recipe: Recipe, device: torch.device | str) -> Inputs:
         operand: arrange(tensor, recipe.shape(operand), getattr(recipe, f"{operand}_layout"))
         for operand, tensor in filled.items()
     }
+    return Inputs(levels=recipe.levels, **arranged)
+
+
+def _build_explicit(recipe: Recipe, explicit: Explicit, device: torch.device | str) -> Inputs:
+    dtypes = dict(
+        zip(OPERANDS, (recipe.cell.value, recipe.cell.locations, recipe.cell.weights, recipe.cell.value), strict=True)
+    )
+    arranged = {}
+    for operand, dtype in dtypes.items():
+        shape, layout = recipe.shape(operand), getattr(recipe, f"{operand}_layout")
+        drawn = drawn_shape(operand, shape, layout, recipe.seed)
+        numbers = explicit.numbers(operand)
+        if len(numbers) != math.prod(drawn):
+            raise ValueError(f"explicit {operand} has {len(numbers)} numbers; expected {math.prod(drawn)} of {drawn}")
+        tensor = torch.tensor(numbers, dtype=torch.float64).reshape(drawn)
+        arranged[operand] = arrange(store(tensor, dtype).to(device), shape, layout)
     return Inputs(levels=recipe.levels, **arranged)
 
 

@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterator
 
 from properties.cells import CELLS
+from properties.explicit import OPERANDS
 from properties.lattice import edge_bit, location_bits
 from properties.layouts import drawn_index, drawn_shape, is_real
 from properties.limits import Limits
 from properties.recipe import (
     LAYOUTS,
     LOCATION_PATTERNS,
-    OPERANDS,
     VALUE_PATTERNS,
     WEIGHT_PATTERNS,
     Recipe,

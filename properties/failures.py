@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import casefile
+from .gather import versions
 from .journal import DeviceLost, Journal, cuda_is_lost
+from .kinds import MEANING, kind_of
 
 if TYPE_CHECKING:
     from .plugin import Run
@@ -24,22 +26,41 @@ def user_folder(config: pytest.Config) -> Path:
     return Path(os.environ.get("MSDA_FROM") or config.invocation_params.dir)
 
 
-def keep(config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str) -> list[str]:
-    """Write a failing recipe to a case file and return how to run it again."""
+def keep(
+    config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str, *, error: BaseException | None = None
+) -> list[str]:
+    """Write a failing recipe to a case file and return how to run it again.
+
+    Args:
+        config: of this process.
+        run: what is run.
+        nodeid: the property.
+        recipe: what failed.
+        failure: its story.
+        error: what was raised; without one the process ended while it ran the case.
+    """
+    kind = kind_of(error) if error is not None else "crash"
+    told = [f"  class     {kind}: {MEANING[kind]}"]
     if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
-        return []
+        return told
     case = casefile.CaseFile(
         recipe=recipe,
         property=nodeid,
         subject=run.subject,
         device=run.device.type,
+        gpu=str(run.device),
         failure=(failure.splitlines() or [""])[0],
+        kind=kind,
+        evidence=tuple(map(casefile.evidence_to_dict, getattr(error, "evidence", ()))),
+        versions=versions(),
+        seed=run.seed,
     )
     path = case.write(config.rootpath / FAILURES)
     command = case.command(path, root=config.rootpath, folder=user_folder(config))
     if run.subject != SHIPPED:
         command += ["--msda-subject", run.subject]
     return [
+        *told,
         f"  subject   {run.subject} on {run.device}",
         f"  property  {nodeid}",
         f"  recipe    {recipe.describe()}",

@@ -155,7 +155,9 @@ class Harness:
         )
         self.record(ratio=case.verdict.ratios, collisions=case.verdict.collisions)
         if not case.verdict.passed:
-            raise PropertyFailed("\n".join(line for one in case.verdict.evidence for line in story(one, case.inputs)))
+            evidence = case.verdict.evidence
+            lines = [line for one in evidence for line in story(one, case.inputs)]
+            raise PropertyFailed("\n".join(lines), evidence=evidence)
         return case
 
     def record(self, *, ratio: Mapping[str, float], collisions: int = 0) -> None:

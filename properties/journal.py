@@ -27,7 +27,7 @@ class Journal:
     """
 
     path: Path
-    origin: dict[str, str]
+    origin: dict[str, Any]
     is_lost: Callable[[], bool]
     leave: Callable[[Any, str], None]
 

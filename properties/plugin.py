@@ -319,7 +319,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         database=database if run.profile.keeps_failures else None,
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
-        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error)),
+        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error), error=error),
         journal=journal,
         compiles=run.compiles,
     )

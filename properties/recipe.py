@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from properties.cells import DtypeCell, cell_named
+from properties.explicit import OPERANDS, Explicit
 
 if TYPE_CHECKING:
     import torch
 
     from reference.inputs import Inputs
 
-VERSION = 1
+VERSION = 2
+# From a version to the next: what a newer reader has to change in an older recipe. Version 2 added `explicit`.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda plain: plain}
 MAX_HOT = 3
 
 LAYOUTS = ("contiguous", "transposed", "permuted", "sliced", "padded", "expanded", "offset")
@@ -38,7 +42,6 @@ WEIGHT_PATTERNS = ("softmax", "raw", "negative", "zero")
 LATTICE_LOCATIONS = ("lattice",)
 LATTICE_VALUES = ("integer",)
 LATTICE_WEIGHTS = ("dyadic",)
-OPERANDS = ("value", "locations", "weights", "grad_output")
 
 
 class Hot(NamedTuple):
@@ -93,6 +96,7 @@ class Recipe:
         seed: of everything that is random.
         hot: at most MAX_HOT samples with locations of their own. They win over the patterns.
         lattice: what the patterns "lattice", "integer" and "dyadic" draw; None when none of them is used.
+        explicit: the numbers themselves, in place of all patterns, seed and hot samples; see `properties.explicit`.
 
     Raises:
         ValueError: if a field is out of its range; the message names it.
@@ -116,6 +120,7 @@ class Recipe:
     seed: int = 0
     hot: tuple[Hot, ...] = ()
     lattice: Lattice | None = None
+    explicit: Explicit | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "queries", "heads", "channels", "points", "seed"):
@@ -133,6 +138,8 @@ class Recipe:
         _check_choice("value", self.value, VALUE_PATTERNS + LATTICE_VALUES)
         _check_choice("grad_output", self.grad_output, VALUE_PATTERNS + LATTICE_VALUES)
         self._check_lattice()
+        if self.explicit is not None and (self.hot or self.lattice is not None):
+            raise ValueError("explicit is given together with hot samples or a lattice; expected it alone")
         if len(self.hot) > MAX_HOT:
             raise ValueError(f"hot has {len(self.hot)} samples; expected at most {MAX_HOT}")
         for one in self.hot:
@@ -187,6 +194,7 @@ class Recipe:
         plain["locations"] = list(self.locations)
         plain["hot"] = [[one.sample, _float_to_json(one.x), _float_to_json(one.y)] for one in self.hot]
         plain["lattice"] = None if self.lattice is None else self.lattice._asdict()
+        plain["explicit"] = None if self.explicit is None else self.explicit.to_dict()
         return plain
 
     def to_json(self) -> str:
@@ -196,15 +204,16 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, plain: object) -> Recipe:
-        """Read what `to_dict` wrote. Fields that are left out have their defaults; unknown fields are refused.
+        """Read what `to_dict` wrote, now or in an older version.
+
+        Fields that are left out have their defaults; unknown fields are refused.
 
         Raises:
             ValueError: if the version, a field or a value is not one of this version.
         """
         if not isinstance(plain, dict):
             raise ValueError(f"recipe is a {type(plain).__name__}; expected a JSON object")
-        if plain.get("version") != VERSION:
-            raise ValueError(f"recipe version is {plain.get('version')!r}; expected {VERSION}")
+        plain = _migrated(plain)
         unknown = sorted(set(plain) - {field.name for field in fields(cls)} - {"version"})
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
@@ -224,6 +233,8 @@ class Recipe:
             given["locations"] = tuple(given["locations"])
         if given.get("lattice") is not None:
             given["lattice"] = _lattice_from_json(given["lattice"])
+        if given.get("explicit") is not None:
+            given["explicit"] = Explicit.from_dict(given["explicit"])
         return cls(**given)
 
     @classmethod
@@ -239,9 +250,10 @@ class Recipe:
         """One line for people: the sizes, then whatever is not the simplest choice."""
         sizes = f"B{self.batch} Q{self.queries} M{self.heads} D{self.channels} K{self.points}"
         parts = [self.cell.name, sizes, "levels " + (",".join(f"{h}x{w}" for h, w in self.levels) or "none")]
-        parts.append("at " + "+".join(self.locations))
+        parts.append("at " + ("given numbers" if self.explicit else "+".join(self.locations)))
         simple = {field.name: field.default for field in fields(self) if field.default is not MISSING}
-        for name in ("weights", "value", "grad_output", *(f"{operand}_layout" for operand in OPERANDS), "seed"):
+        drawn = () if self.explicit else ("weights", "value", "grad_output", "seed")
+        for name in (*drawn, *(f"{operand}_layout" for operand in OPERANDS)):
             if getattr(self, name) != simple[name]:
                 parts.append(f"{name}={getattr(self, name)}")
         parts += [f"hot {one.sample}@({one.x!r}, {one.y!r})" for one in self.hot]
@@ -255,6 +267,20 @@ class Recipe:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002
         # Hypothesis would print one line a field otherwise, and search each for values that do not matter.
         printer.text(repr(self))
+
+
+def _migrated(plain: dict[str, Any]) -> dict[str, Any]:
+    version = plain.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(
+            f"recipe version is {version}; expected at most {VERSION}: a newer version of this tool wrote it"
+        )
+    while version != VERSION:
+        if isinstance(version, bool) or version not in MIGRATIONS:
+            raise ValueError(f"recipe version is {version!r}; expected {min(MIGRATIONS)} to {VERSION}")
+        plain = {**MIGRATIONS[version](plain), "version": version + 1}
+        version += 1
+    return plain
 
 
 def _check_integer(name: str, value: object) -> None:

@@ -19,6 +19,7 @@ from hypothesis.strategies import SearchStrategy
 
 from properties.cells import DtypeCell
 from properties.classes import NAMED_CHANNELS, classes
+from properties.explicit import OPERANDS
 from properties.lattice import shrink_sizes, widen
 from properties.limits import FOCUSES, Limits, Sizes, fit
 from properties.recipe import (
@@ -28,7 +29,6 @@ from properties.recipe import (
     LAYOUTS,
     LOCATION_PATTERNS,
     MAX_HOT,
-    OPERANDS,
     VALUE_PATTERNS,
     WEIGHT_PATTERNS,
     Hot,

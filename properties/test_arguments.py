@@ -11,11 +11,13 @@ from torch import Tensor
 
 from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
+from properties.kinds import Kind
 from properties.recipe import Recipe
 from properties.strategies import recipes
 from properties.verdict import PropertyFailed
 
 Arguments = dict[str, object]
+ACCEPTED = "was accepted"
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,13 @@ def check_refusals(harness: Harness, recipe: Recipe) -> None:
         arguments = good | {bad.names[0]: bad.spoil(argument)}
         problem = refusal(harness, bad, arguments)
         if problem is not None:
-            raise PropertyFailed(f"{bad.names[0]} with {bad.what}: {problem}\n  on {recipe!r}")
+            kind: Kind = "accepted wrongly" if problem.startswith(ACCEPTED) else "logic fault"
+            raise PropertyFailed(f"{bad.names[0]} with {bad.what}: {problem}\n  on {recipe!r}", kind=kind)
     for name, tensor in before.items():
         now = good[name]
         assert isinstance(now, Tensor)
         if not torch.equal(now.nan_to_num(7.0), tensor.nan_to_num(7.0)):
-            raise PropertyFailed(f"{name} was written by a refused call\n  on {recipe!r}")
+            raise PropertyFailed(f"{name} was written by a refused call\n  on {recipe!r}", kind="memory")
     harness.record_case(recipe)
 
 
@@ -153,4 +156,4 @@ def refusal(harness: Harness, bad: BadCall, arguments: Arguments) -> str | None:
         return None
     except Exception as error:
         return f"raised {type(error).__name__}({error}), {expected}"
-    return f"was accepted, {expected}"
+    return f"{ACCEPTED}, {expected}"

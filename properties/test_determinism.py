@@ -79,4 +79,4 @@ def check(harness: Harness, recipe: Recipe, subject: Subject) -> None:
     harness.event(f"contributions: {'at most 2' if collisions <= 2 else 'more than 2'}")
     harness.record_agreement(label(recipe.cell, subject), repetition.agreement)
     if repetition.story:
-        raise PropertyFailed(repetition.story)
+        raise PropertyFailed(repetition.story, evidence=repetition.verdict.evidence)

@@ -12,6 +12,7 @@ from torch import Tensor
 from reference.expect import Bounded, Expectation
 from reference.inputs import Inputs
 
+from .kinds import Kind
 from .subject import Observation
 
 FailureClass = Literal[
@@ -155,7 +156,17 @@ def _worst_element(name: str, observed: Tensor, bounded: Bounded, ratio: Tensor)
 
 
 class PropertyFailed(AssertionError):  # noqa: N818 - reads as a sentence in a failure report
-    """A property does not hold; the message is the whole story."""
+    """A property does not hold; the message is the whole story.
+
+    Attributes:
+        evidence: the worst element of each output that failed, where the bounds were the judge.
+        kind: the class of the failure where `kinds` cannot tell it from the evidence.
+    """
+
+    def __init__(self, message: str, *, evidence: Sequence[Evidence] = (), kind: Kind | None = None) -> None:
+        super().__init__(message)
+        self.evidence = tuple(evidence)
+        self.kind = kind
 
 
 def story(evidence: Evidence, inputs: Inputs) -> list[str]:

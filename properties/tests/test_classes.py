@@ -14,10 +14,10 @@ from torch import Tensor
 
 from properties.cells import CELLS, DtypeCell, cell_named
 from properties.classes import MANY_COLLISIONS, REQUIRED, classes
+from properties.explicit import OPERANDS
 from properties.recipe import (
     LAYOUTS,
     LOCATION_PATTERNS,
-    OPERANDS,
     VALUE_PATTERNS,
     WEIGHT_PATTERNS,
     Hot,

@@ -56,11 +56,21 @@ def test_fails(harness):
 """
 
 
+# As in this project: a shared GPU image may carry pytest-benchmark, which warns that xdist is active.
+SETTINGS = """
+[pytest]
+addopts = -p properties.plugin
+filterwarnings =
+    error
+    ignore:Benchmarks are automatically disabled
+"""
+
+
 @pytest.fixture
 def folder(tmp_path):
     for name, text in {"subject.py": SUBJECT, "test_drawing.py": DRAWING, "conftest.py": ""}.items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p properties.plugin\nfilterwarnings = error\n")
+    (tmp_path / "pytest.ini").write_text(SETTINGS)
     return tmp_path
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from properties import counter
+from properties import recipe as recipe_module
 from properties.cells import CELLS, DtypeCell, cell_named
+from properties.explicit import OPERANDS, Explicit, to_hex
 from properties.recipe import (
     LAYOUTS,
     LOCATION_PATTERNS,
-    OPERANDS,
     VALUE_PATTERNS,
     WEIGHT_PATTERNS,
     Hot,
@@ -147,7 +148,10 @@ def test_json_keeps_odd_floats():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "recipe version is 2; expected 1"),
+        ({"version": 0}, "recipe version is 0; expected 1 to 2"),
+        ({"version": 99}, "expected at most 2: a newer version of this tool wrote it"),
+        ({"explicit": {"value": []}}, "explicit is"),
+        ({"explicit": {**{operand: [] for operand in OPERANDS}, "value": ["1.5"]}}, "explicit value has"),
         ({"colour": "red"}, "recipe has unknown fields 'colour'; expected some of cell, batch"),
         ({"cell": "float8"}, "cell is 'float8'; expected one of float64"),
         ({"cell": ["float32"]}, "cell is"),
@@ -313,3 +317,63 @@ def test_build_takes_few_operations():
     with Count():
         recipe.build()
     assert len(counted) <= 125
+
+
+# ---------------------------------------------------------------- explicit numbers
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_explicit_numbers_build_the_same_tensors(cell, layout):
+    drawn = Recipe(
+        cell=cell,
+        batch=2,
+        queries=3,
+        heads=2,
+        channels=2,
+        points=2,
+        levels=((2, 3), (1, 1)),
+        locations=("inside", "nan", "infinite", "huge", "edge"),
+        seed=5,
+        **{f"{operand}_layout": layout for operand in OPERANDS},
+    )
+    inputs = drawn.build()
+    compressed = {
+        operand: getattr(inputs, operand)[
+            tuple(slice(0, 1) if stride == 0 else slice(None) for stride in getattr(inputs, operand).stride())
+        ]
+        for operand in OPERANDS
+    }
+    written = dataclasses.replace(drawn, explicit=Explicit.of(**compressed))
+    again = Recipe.from_json(written.to_json())
+    assert again == written
+    built = again.build()
+    for operand in OPERANDS:
+        before, after = getattr(inputs, operand), getattr(built, operand)
+        assert after.dtype == before.dtype
+        assert after.stride() == before.stride()
+        assert torch.equal(after.double().nan_to_num(7.0), before.double().nan_to_num(7.0))
+
+
+def test_too_few_explicit_numbers_are_refused():
+    numbers = Explicit(value=("0x1p+0",), locations=("0x1p-1",), weights=("nan",), grad_output=("-inf",))
+    with pytest.raises(ValueError, match="explicit locations has 1 numbers; expected 2"):
+        Recipe(cell=FLOAT32, explicit=numbers).build()
+
+
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.0, 1.5, -3.0, 0.1, 5e-324, 1.7976931348623157e308])
+def test_hexadecimal_floats_are_exact(number):
+    assert float.fromhex(to_hex(number)).hex() == number.hex()
+
+
+def test_an_older_recipe_is_read_and_a_migration_is_applied(monkeypatch):
+    old = Recipe(cell=FLOAT32, seed=3).to_dict()
+    monkeypatch.setattr(recipe_module, "VERSION", recipe_module.VERSION + 1)
+
+    def rename(plain):
+        return {("seed" if key == "sown" else key): value for key, value in plain.items()}
+
+    monkeypatch.setitem(recipe_module.MIGRATIONS, old["version"], rename)
+    sown = {("sown" if key == "seed" else key): value for key, value in old.items()}
+    assert Recipe.from_dict(sown) == Recipe(cell=FLOAT32, seed=3)
+    assert Recipe(cell=FLOAT32).to_dict()["version"] == old["version"] + 1
