@@ -30,9 +30,18 @@ COMPARE: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
 
 
 def requirements(*, extra: str | None = None, pyproject: Path = ROOT / "pyproject.toml") -> list[str]:
-    """Return the dependencies of the project, and of one of its extras."""
+    """Return the dependencies of the project, and of one of its extras with the extras that it names."""
     project = tomllib.loads(pyproject.read_text())["project"]
-    return [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else ())]
+    found, extras = list(project["dependencies"]), [extra] if extra else []
+    while extras:
+        for requirement in project["optional-dependencies"][extras.pop()]:
+            # An extra takes up another one by the project's own name.
+            own = re.fullmatch(rf"{re.escape(project['name'])}\[([a-z]+)\]", requirement)
+            if own:
+                extras.append(own.group(1))
+            else:
+                found.append(requirement)
+    return found
 
 
 def interpreter_limits(constraints: Path = CONSTRAINTS) -> list[str]:

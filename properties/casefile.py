@@ -81,22 +81,17 @@ class CaseFile:
         return path
 
     def command(self, path: Path, *, root: Path, folder: Path) -> list[str]:
-        """Return the command that runs this case again on the device type that it failed on.
+        """Return the command that runs this case again; its property, subject and device are in the file.
 
         Args:
             path: where the case was written.
-            root: folder that the property's node id starts from.
+            root: of the run, where `ci/run` stands in this project.
             folder: where the command will be started.
         """
         script = root / "ci" / "run"
-        if script.exists():
-            # It finds the environment, from wherever it is called.
-            again = [os.path.relpath(script, folder), "test", self.property, "-n", "0"]
-            return [*again, "--msda-case", os.path.relpath(path, folder), "--msda-device", self.device]
-        file, colons, function = self.property.partition("::")
-        test = os.path.relpath(root / file, folder) + colons + function
-        case = ["--msda-case", os.path.relpath(path, folder)]
-        return ["python", "-m", "pytest", test, *case, "--msda-device", self.device]
+        # It finds the environment, from wherever it is called.
+        program = [os.path.relpath(script, folder)] if script.exists() else ["python", "-m", "ci"]
+        return [*program, "replay", os.path.relpath(path, folder)]
 
 
 def read(path: Path) -> CaseFile:
@@ -106,18 +101,30 @@ def read(path: Path) -> CaseFile:
         OSError: the file cannot be read.
         ValueError: it is neither.
     """
-    from .recipe import Recipe  # noqa: PLC0415 - imports torch
-
     try:
         plain: Any = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"case: {str(path)!r} is damaged, it is not JSON: {error}") from None
     try:
+        return from_dict(plain)
+    except ValueError as error:
+        raise ValueError(f"case: {str(path)!r} cannot be read: {error}") from None
+
+
+def from_dict(plain: Any) -> CaseFile:
+    """Read what `to_dict` wrote, in this format or an older one, or a recipe alone.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    from .recipe import Recipe  # noqa: PLC0415 - imports torch
+
+    try:
         if not isinstance(plain, dict) or "recipe" not in plain:
             return CaseFile(recipe=Recipe.from_dict(plain))
-        return _from_dict(_migrated(plain))
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"case: {str(path)!r} cannot be read: {error}") from None
+        return _checked(_migrated(plain))
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{error}") from None
 
 
 def _migrated(plain: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def _migrated(plain: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _from_dict(plain: dict[str, Any]) -> CaseFile:
+def _checked(plain: dict[str, Any]) -> CaseFile:
     from .recipe import Recipe  # noqa: PLC0415 - imports torch
 
     known = {one.name for one in fields(CaseFile)}

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from properties.budget import PART
+
 WORKERS_PER_GPU = 8
 # A CUDA context, Triton's modules and the largest cases with their float64 reference.
 MEBIBYTES_PER_WORKER = 4096
@@ -27,12 +29,17 @@ class Gpu:
     Attributes:
         id: what CUDA_VISIBLE_DEVICES calls it.
         name: product name, or "GPU" where nothing could tell.
-        memory: MiB, None where nothing could tell.
+        memory: MiB that are free, None where nothing could tell.
     """
 
     id: str
     name: str = "GPU"
     memory: int | None = None
+
+    @property
+    def room(self) -> int:
+        """Workers that there is room for."""
+        return WORKERS_PER_GPU if self.memory is None else min(WORKERS_PER_GPU, self.memory // MEBIBYTES_PER_WORKER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,6 @@ class Device:
     def __str__(self) -> str:
         if self.type == "cpu":
             return "CPU (Triton interpreter)"
-        # A worker knows the type alone: which GPU it sees is its controller's doing.
         names = sorted({gpu.name for gpu in self.gpus}) or ["GPU"]
         return f"{len(self.gpus)} x {', '.join(names)}" if len(self.gpus) > 1 else names[0]
 
@@ -57,15 +63,34 @@ class Device:
         """
         if self.type == "cpu":
             return max(1, cores)
-        room = sum(
-            WORKERS_PER_GPU if gpu.memory is None else min(WORKERS_PER_GPU, gpu.memory // MEBIBYTES_PER_WORKER)
-            for gpu in self.gpus
-        )
-        return max(1, min(room, cores // 2))
+        return max(1, min(len(self.places), cores // 2))
 
-    def gpu_of(self, worker: int) -> str | None:
-        """The GPU of a worker by its number; None when there is no choice to make."""
-        return self.gpus[worker % len(self.gpus)].id if len(self.gpus) > 1 else None
+    @property
+    def places(self) -> tuple[Gpu, ...]:
+        """One GPU for each worker that there is room for, going round the GPUs."""
+        rounds = range(max((gpu.room for gpu in self.gpus), default=0))
+        return tuple(gpu for number in rounds for gpu in self.gpus if number < gpu.room)
+
+    def gpu_of(self, worker: int) -> Gpu | None:
+        """The GPU of a worker by its number, None when nothing is known of any."""
+        # Without room for one, one must still try.
+        places = self.places or self.gpus
+        return places[worker % len(places)] if places else None
+
+    def share(self, gpu: Gpu | None, workers: int) -> int | None:
+        """MiB of a GPU for each of its workers, when there are so many in all."""
+        if gpu is None or gpu.memory is None:
+            return None
+        there = sum(self.gpu_of(number) == gpu for number in range(workers))
+        return int(gpu.memory * PART / max(1, there))
+
+    def shortage(self) -> str | None:
+        """Say so where memory allows fewer workers than there could be."""
+        tight = [gpu for gpu in self.gpus if gpu.room < WORKERS_PER_GPU]
+        if not tight:
+            return None
+        free = ", ".join(f"{gpu.memory} MiB free on {gpu.id}" for gpu in tight)
+        return f"{len(self.places)} workers have room, with {MEBIBYTES_PER_WORKER} MiB each: {free}"
 
 
 def choose(requested: str) -> Device:
@@ -139,7 +164,7 @@ def _visible_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 def _query_gpus() -> dict[str, Gpu]:
     """All GPUs of this machine by UUID, each with its index as id; empty where nvidia-smi cannot say."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.free", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -13,9 +13,10 @@ from . import casefile
 from .gather import versions
 from .journal import DeviceLost, Journal, cuda_is_lost
 from .kinds import MEANING, kind_of
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from .plugin import Run
+    from .session import Run
 
 SHIPPED = "msda:multi_scale_deformable_attention"
 FAILURES = Path(".msda") / "failures"
@@ -27,7 +28,14 @@ def user_folder(config: pytest.Config) -> Path:
 
 
 def keep(
-    config: pytest.Config, run: Run, nodeid: str, recipe: Any, failure: str, *, error: BaseException | None = None
+    config: pytest.Config,
+    run: Run,
+    nodeid: str,
+    recipe: Any,
+    failure: str,
+    *,
+    error: BaseException | None = None,
+    subject: str | None = None,
 ) -> list[str]:
     """Write a failing recipe to a case file and return how to run it again.
 
@@ -38,6 +46,7 @@ def keep(
         recipe: what failed.
         failure: its story.
         error: what was raised; without one the process ended while it ran the case.
+        subject: what failed, when it was not the subject of this run.
     """
     kind = kind_of(error) if error is not None else "crash"
     told = [f"  class     {kind}: {MEANING[kind]}"]
@@ -46,7 +55,7 @@ def keep(
     case = casefile.CaseFile(
         recipe=recipe,
         property=nodeid,
-        subject=run.subject,
+        subject=subject or run.subject,
         device=run.device.type,
         gpu=str(run.device),
         failure=(failure.splitlines() or [""])[0],
@@ -57,8 +66,6 @@ def keep(
     )
     path = case.write(config.rootpath / FAILURES)
     command = case.command(path, root=config.rootpath, folder=user_folder(config))
-    if run.subject != SHIPPED:
-        command += ["--msda-subject", run.subject]
     return [
         *told,
         f"  subject   {run.subject} on {run.device}",
@@ -85,10 +92,16 @@ def journal_of(item: pytest.Item, run: Run) -> Journal:
         path=journal_path(config, session, run.worker),
         origin={"property": nodeid, "subject": run.subject, "device": run.device.type},
         is_lost=cuda_is_lost,
+        watchdog=Watchdog(seconds=run.timeout),
         leave=leave,
     )
 
 
+def journal_folder(config: pytest.Config) -> Path:
+    """Where the journals are."""
+    return config.rootpath / ".msda" / "journal"
+
+
 def journal_path(config: pytest.Config, session: str, worker: str) -> Path:
     """File of one process' journal."""
-    return config.rootpath / ".msda" / "journal" / f"{session}-{worker}.json"
+    return journal_folder(config) / f"{session}-{worker}.json"

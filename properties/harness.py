@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-from hypothesis.errors import Flaky, UnsatisfiedAssumption
+from hypothesis.errors import Flaky, HypothesisDeprecationWarning, UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
 from . import profiles
@@ -56,6 +57,7 @@ class Harness:
         on_failure: keeps the smallest failing recipe, and returns lines that tell the reader how to run it again.
         journal: notes each case before it runs.
         compiles: the counter of this process.
+        minimise_seconds: time to make the numbers of a failing case smaller once Hypothesis has shrunk it; 0 for none.
     """
 
     subject: Subject
@@ -70,9 +72,11 @@ class Harness:
     on_failure: Callable[[Any, Exception], Sequence[str]] | None = None
     journal: Journal | None = None
     compiles: CompileCounter = field(default_factory=CompileCounter)
+    minimise_seconds: float = 20.0
     _loops: int = 0
     _shrinking: bool = False
     _failing: tuple[Any, Exception] | None = None
+    _walked: Recipe | None = None
 
     @property
     def name(self) -> str:
@@ -109,6 +113,8 @@ class Harness:
             self._tell(error)
             raise
         finally:
+            # The error has frames, and they have the tensors of the case.
+            self._failing = None
             self.stats.seconds += time.perf_counter() - started
             self.stats.ended = time.time()
             since = self.compiles.since(mark)
@@ -143,6 +149,7 @@ class Harness:
         from .verdict import PropertyFailed, story  # noqa: PLC0415 - both import torch
         from .walk import walk  # noqa: PLC0415
 
+        self._walked = recipe
         case = walk(
             recipe,
             subject or self.subject,
@@ -251,6 +258,7 @@ class Harness:
         drawn = hypothesis.seed(profiles.item_seed(self.seed, self.name, self._loops))(drawn)
         drawn = profiles.item_settings(examples=examples, database=self.database)(drawn)
         self._loops += 1
+        found: Exception | None = None
         try:
             with _draws_independent_of_imports():
                 drawn()
@@ -261,6 +269,66 @@ class Harness:
             error = self._failing[1]
             error.add_note("It did not fail every time: the same case also passed in this run.")
             raise error from None
+        except Exception as error:
+            found = error
+        # Outside of the handler, or the larger failure would stay the context of the smaller one, with all its tensors.
+        if found is not None:
+            try:
+                raise self._minimised(found, check)
+            finally:
+                found = None
+
+    def _minimised(self, error: Exception, check: Callable[[Any], object]) -> Exception:
+        """Return how the smallest case fails that the minimiser finds; `error` itself if that is no smaller one."""
+        from .minimise import failure_key, minimise, numbers_may_change  # noqa: PLC0415 - imports torch
+        from .recipe import Recipe  # noqa: PLC0415
+
+        if self._failing is None or not isinstance(self._failing[0], Recipe) or self.minimise_seconds <= 0:
+            return error
+        recipe = self._failing[0]
+
+        def fails(candidate: Recipe) -> str | None:
+            raised = self._attempt(candidate, check)
+            return None if raised is None else failure_key(raised)
+
+        try:
+            numbers = numbers_may_change(error)
+            smaller = minimise(recipe, fails, seconds=self.minimise_seconds, numbers=numbers)
+            raised = None if smaller == recipe else self._attempt(smaller, check)
+        except Exception as problem:
+            error.add_note(f"It could not be made smaller: {type(problem).__name__}: {problem}")
+            return error
+        if raised is None or failure_key(raised) != failure_key(error):
+            return error
+        raised.add_note(f"Before its numbers were made smaller: {recipe.describe()}")
+        self._failing = (smaller, raised)
+        return raised
+
+    def _attempt(self, recipe: Recipe, check: Callable[[Any], object]) -> Exception | None:
+        """Check one candidate of the minimiser like a case from a file; return what is raised."""
+        if self.journal is not None:
+            self.journal.begin(recipe)
+        self.stats.shrinks += 1
+        self.case, self._walked = recipe, None
+        try:
+            with warnings.catch_warnings():
+                # `assume` is meant for drawn cases; elsewhere it works, with a warning.
+                warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+                check(recipe)
+        except UnsatisfiedAssumption:
+            return None
+        except Exception as error:
+            if self.journal is not None:
+                self.journal.failed(recipe, error)
+            # A check of something else than what it is given would call every candidate a failure.
+            return error if self._walked in (None, recipe) else None
+        except BaseException as outcome:
+            # pytest's `skip`, by its name: a harness needs no pytest.
+            if type(outcome).__name__ != "Skipped":
+                raise
+        finally:
+            self.case = None
+        return None
 
     def _one(self, recipe: Any, check: Callable[[Any], object]) -> None:
         __tracebackhide__ = True

@@ -30,6 +30,7 @@ MEANING: dict[Kind, str] = {
 assert set(MEANING) == set(get_args(Kind))
 # From the unit roundoff of float32 to that of bfloat16, the coarsest format in use.
 COARSER = 2.0**16
+NO_MEMORY = "can't allocate memory"
 ROUNDED = ("arithmetic", "coordinate", "storage")
 
 
@@ -43,7 +44,8 @@ def kind_of(error: BaseException) -> Kind:
         return kind_of_evidence(evidence[0])
     if isinstance(error, DeviceLost):
         return "crash"
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    # PyTorch's allocator on the CPU raises a plain RuntimeError.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or NO_MEMORY in str(error):
         return "memory"
     return "logic fault" if isinstance(error, AssertionError) else "refused wrongly"
 

@@ -7,64 +7,24 @@ a test asks for `harness`.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from properties import casefile, devices, failures, gather, profiles, report
-from properties.compiles import CompileCounter
-from properties.failures import SHIPPED
-from properties.journal import DeviceLost, left_behind
+from properties import budget, casefile, crashes, devices, failures, gather, journal, profiles, report
+from properties.corpus_order import corpus_first
+from properties.session import SHIPPED, Run, is_active, run_of, tell
 
 if TYPE_CHECKING:
     from properties.harness import Harness
-    from properties.subject import Subject
 
-# Name under which the controller's decisions reach its workers.
-TOLD = "msda"
-OPTIONS = ("subject", "device", "examples", "seed", "profile", "case", "report", "json", "target")
-
-
-@dataclass(kw_only=True)
-class Run:
-    """What one pytest process knows about the run; workers are told by their controller.
-
-    Attributes:
-        profile: how cases are drawn and kept.
-        seed: of the session.
-        device: where the subject runs.
-        subject: "package.module:callable".
-        examples: cases per property, all variants together.
-        worker: name of this process, "main" when it runs the tests itself.
-        compiles: the counter of this process.
-        loaded: the subject, once it is imported.
-    """
-
-    profile: profiles.Profile
-    seed: int
-    device: devices.Device
-    subject: str
-    examples: int
-    worker: str = "main"
-    compiles: CompileCounter = field(default_factory=CompileCounter)
-    loaded: Subject | None = None
-
-    def load_subject(self) -> Subject:
-        """Import the subject, once."""
-        if self.loaded is None:
-            from properties.subject import load  # noqa: PLC0415 - imports torch and triton
-
-            self.loaded = load(self.subject, device=self.device.type)
-        return self.loaded
-
-
-RUN = pytest.StashKey[Run]()
+CRASHES = pytest.StashKey[crashes.Crashes]()
 VARIANTS = pytest.StashKey[int]()
 
 
@@ -81,6 +41,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--msda-case", metavar="FILE", help="check the recipe in this file instead of drawing any")
     group.addoption("--msda-report", metavar="DIR", help="write summary.json into this folder")
     group.addoption("--msda-json", metavar="FILE", help="write the summary as JSON to this file")
+    group.addoption(
+        "--msda-timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a process whose case takes longer (default: 180; 0: never)",
+    )
     group.addoption("--msda-target", action="store_true", help="steer the draws towards large errors")
 
 
@@ -88,6 +54,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} given, expected 1 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} given, expected 0 or more")
+    return seconds
 
 
 def _targets(config: pytest.Config) -> list[Path]:
@@ -98,69 +74,11 @@ def _targets(config: pytest.Config) -> list[Path]:
     return [failures.user_folder(config) / target for target in targets]
 
 
-def is_active(options: argparse.Namespace) -> bool:
-    """Whether this run is about the properties: the plugin was asked for by name, or one of its options was given."""
-    named = "properties.plugin" in (getattr(options, "plugins", None) or ())
-    return named or any(getattr(options, f"msda_{name}", None) for name in OPTIONS)
-
-
-def run_of(config: pytest.Config, options: argparse.Namespace | None = None) -> Run:
-    """Return the run that this process belongs to, deciding on device and seed at the first call."""
-    run = config.stash.get(RUN, None)
-    if run is None:
-        is_worker = hasattr(config, "workerinput")
-        run = config.stash[RUN] = _worker_run(config) if is_worker else _new_run(options or config.option)
-    return run
-
-
-def _new_run(options: argparse.Namespace) -> Run:
-    try:
-        profile = profiles.choose(options.msda_profile, os.environ)
-        device = devices.choose(options.msda_device or "auto")
-        if device.type == "cpu":
-            devices.prepare_interpreter()
-    except ValueError as error:
-        raise pytest.UsageError(str(error)) from None
-    return Run(
-        profile=profile,
-        seed=profile.session_seed(options.msda_seed),
-        device=device,
-        subject=options.msda_subject or SHIPPED,
-        examples=options.msda_examples or profile.examples[device.type],
-    )
-
-
-def _worker_run(config: pytest.Config) -> Run:
-    told = config.workerinput[TOLD]  # type: ignore[attr-defined]
-    if told["device"] == "cpu":
-        devices.prepare_interpreter()
-    elif told["gpu"] is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = told["gpu"]
-    return Run(
-        profile=profiles.PROFILES[told["profile"]],
-        seed=told["seed"],
-        device=devices.Device(type=told["device"]),
-        subject=told["subject"],
-        examples=told["examples"],
-        worker=config.workerinput["workerid"],  # type: ignore[attr-defined]
-    )
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist what the controller has decided, and which GPU it gets."""
-    if not is_active(node.config.option):
-        return
-    run = run_of(node.config)
-    number = int("".join(filter(str.isdigit, node.gateway.id)) or 0)
-    node.workerinput[TOLD] = {
-        "profile": run.profile.name,
-        "seed": run.seed,
-        "device": run.device.type,
-        "gpu": run.device.gpu_of(number),
-        "subject": run.subject,
-        "examples": run.examples,
-    }
+    """Tell a worker of xdist what the controller has decided, and which GPU and how much of it it gets."""
+    if is_active(node.config.option):
+        tell(node)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -213,7 +131,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--msda-case`, keep the property that the case was recorded for, if it was collected."""
+    """Begin with the corpus. With `--msda-case`, keep the property that the case was recorded for, if it is there."""
+    if is_active(config.option):
+        corpus_first(items, workers=getattr(config, "workerinput", {}).get("workercount", 1))
     file = config.getoption("msda_case", None)
     if not file:
         return
@@ -224,8 +144,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Do not call it a success when a subject or a case was named and nothing was run on it."""
+    """Confirm crashes. Do not call it a success when a subject or a case was named and nothing was run on it."""
     config = session.config
+    if CRASHES in config.stash:
+        config.stash[CRASHES].confirm()
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     named = config.getoption("msda_subject", None) or config.getoption("msda_case", None)
     if not named or exitstatus != 0 or reporter is None or hasattr(config, "workerinput"):
@@ -244,12 +166,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     drawn = f"{run.examples} cases per property"
     if config.getoption("msda_case"):
         drawn = f"the case in {config.getoption('msda_case')}"
-    return [
+    lines = [
         f"msda subject: {run.subject}",
         f"msda device: {run.device}; {workers} worker{'s' if workers > 1 else ''}",
         f"msda versions: {versions}",
         f"msda draws: profile {run.profile.name}, seed {run.seed}, {drawn}",
     ]
+    shortage = run.device.shortage()
+    lines += [f"msda memory: {shortage}"] if shortage else []
+    return [*lines, *(f"msda journal: {line}" for line in crashes.rescue(config, run))]
 
 
 def _header(config: pytest.Config) -> dict[str, Any]:
@@ -304,7 +229,9 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     cuda = run.device.type == "cuda"
     if cuda:
         torch.zeros(1, device="cuda").item()  # creates the context, whose seconds are no part of a case
-    journal = failures.journal_of(item, run)
+        budget.wait_for_room()
+    _limit_memory(run)
+    notes = failures.journal_of(item, run)
     device = torch.device(run.device.type)
     if subject.triton_atomics:
         # Here and not in the header: the process that only hands out work must not touch the GPU.
@@ -320,10 +247,17 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
         on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error), error=error),
-        journal=journal,
+        journal=notes,
         compiles=run.compiles,
     )
-    journal.end()
+    # A fault that nothing has waited for so far is this test's, and not that of the next one.
+    notes.probe()
+    notes.end()
+    if stats.shrinks:
+        # Exceptions and their frames refer to each other, and to the tensors of every case that failed.
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
     item.user_properties.append((gather.RECORD, stats.as_dict()))
 
 
@@ -331,6 +265,17 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 def msda_device(request: pytest.FixtureRequest) -> str:
     """Device type of the run, "cuda" or "cpu", for tests that bring a subject of their own."""
     return run_of(request.config).device.type
+
+
+def _limit_memory(run: Run) -> None:
+    """Keep a worker within its share, once; a process that runs alone may take what there is."""
+    if run.memory is None:
+        return
+    if run.device.type == "cuda":
+        budget.cap_gpu(run.memory)
+    else:
+        budget.cap_host(run.memory)
+    run.memory = None
 
 
 def _case(config: pytest.Config, cell: Any) -> Any:
@@ -349,12 +294,8 @@ def _case(config: pytest.Config, cell: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
-    """Tell which case a worker was running when it ended."""
-    node = report.node
-    case = left_behind(failures.journal_path(node.config, node.workerinput["testrunuid"], node.gateway.id))
-    if case is not None and case.property == crashitem:
-        lines = failures.keep(node.config, run_of(node.config), crashitem, case.recipe, case.failure)
-        report.longrepr = "\n".join([str(report.longrepr), f"  {case.failure}", *lines])
+    """Tell which case a worker was running when it ended, and run that case once more alone."""
+    report.node.config.stash.setdefault(CRASHES, crashes.Crashes()).note(crashitem, report)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -378,7 +319,9 @@ def pytest_runtest_makereport(
 
 def _tells_a_story(error: BaseException) -> bool:
     # By name: this process may not have imported the module, and a subject's package may bring its own.
-    return isinstance(error, DeviceLost) or any(base.__name__ == "PropertyFailed" for base in type(error).__mro__)
+    return isinstance(error, journal.DeviceLost) or any(
+        base.__name__ == "PropertyFailed" for base in type(error).__mro__
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from properties.agreement import Agreement, Lossy, Record, lossy_lines, table
@@ -128,6 +128,8 @@ class Totals:
 
 COLUMNS = ("  dtypes", "cases", "cases/s", "error/bound", "of", "collisions", "compiles", "seconds", "")
 LEFT = (0, 4, 8)  # these columns hold words
+# A property with more variants than that is one row; no dtype table is as long.
+MOST_VARIANTS = 24
 
 RATE = "cases / (wall clock of all cases, less compiling and waiting for it averaged over the workers)"
 
@@ -235,6 +237,38 @@ def merge(items: Iterable[ItemStats]) -> list[ItemStats]:
     return sorted(listed, key=lambda item: (order[item.test], item.variant))
 
 
+def fold(items: Sequence[ItemStats]) -> list[ItemStats]:
+    """Add up the variants of a property that has too many of them for a table; those that failed stay by themselves."""
+    counts = Counter(item.test for item in items)
+    folded: list[ItemStats] = []
+    sums: dict[str, int] = {}
+    for item in items:
+        if counts[item.test] <= MOST_VARIANTS or item.outcome == "failed":
+            folded.append(item)
+        elif item.test in sums:
+            folded[sums[item.test]] = _sum(folded[sums[item.test]], item)
+        else:
+            sums[item.test] = len(folded)
+            folded.append(replace(item, variant=f"{counts[item.test]} variants"))
+    return folded
+
+
+def _sum(one: ItemStats, other: ItemStats) -> ItemStats:
+    worst = dict(one.ratio)
+    for output, ratio in other.ratio.items():
+        worst[output] = max(worst.get(output, 0.0), ratio, key=_rank)
+    return replace(
+        one,
+        cases=one.cases + other.cases,
+        seconds=one.seconds + other.seconds,
+        compiles=one.compiles + other.compiles,
+        compile_seconds=one.compile_seconds + other.compile_seconds,
+        compile_waited=one.compile_waited + other.compile_waited,
+        collisions=max(one.collisions, other.collisions),
+        ratio=worst,
+    )
+
+
 def render(summary: Summary, *, width: int = 120, color: bool = False) -> str:
     """Lay the summary out as text: a table of the items, then the totals.
 
@@ -250,7 +284,7 @@ def render(summary: Summary, *, width: int = 120, color: bool = False) -> str:
     console = Console(
         file=text, width=width, force_terminal=color, no_color=not color, highlight=False, legacy_windows=False
     )
-    rows = [(item, _cells(item)) for item in merge(summary.items)]
+    rows = [(item, _cells(item)) for item in fold(merge(summary.items))]
     widths = [
         max(len(row[column]) for row in (COLUMNS, *(cells for _, cells in rows))) for column in range(len(COLUMNS))
     ]

@@ -195,6 +195,21 @@ def test_lint_asks_for_the_development_tools(tmp_path):
     assert "--extra" not in run("test", PYTHON=str(python)).stderr
 
 
+def test_replay_leaves_standard_output_to_the_command(tmp_path):
+    done = run("replay", "case.json", "--explain", cwd=tmp_path, PYTHON=fake_python(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"ran: -m ci replay case.json --explain in {ROOT} with {ROOT}"]
+    assert "as it is" in done.stderr
+
+
+def test_an_extra_takes_up_the_extras_that_it_names():
+    wanted = environment.requirements(extra="dev")
+    assert any(requirement.startswith("ruff") for requirement in wanted)
+    assert any(requirement.startswith("matplotlib") for requirement in wanted)
+    assert not any("msda-verify" in requirement for requirement in wanted)
+    assert not any(requirement.startswith("matplotlib") for requirement in environment.requirements())
+
+
 def test_check_runs_on_the_standard_library_alone():
     script = ROOT / "ci" / "environment.py"
     done = subprocess.run([sys.executable, "-S", "-I", script], capture_output=True, text=True, check=False)

@@ -322,11 +322,20 @@ def test_a_wrong_kernel_leaves_a_case_that_fails_again(folder):
     story = re.search(r"^out: outside its error bound\n(.*?)^  replay    (.*?)\n", output, re.DOTALL | re.MULTILINE)
     assert story is not None, output
     assert "  recipe    float32 B1 Q1 M1 D1 K1 levels 1x1" in story[1]
-    arguments = shlex.split(story[2])[3:]
-    assert arguments[0] == "test_real.py::test_forward_within_bound[float32]"
-    again = run(folder, *arguments, status=1)
-    assert story[1].splitlines()[0] in again
-    case = json.loads((folder / arguments[2]).read_text())
+    assert "  property  test_real.py::test_forward_within_bound[float32]" in story[1]
+    command = shlex.split(story[2])
+    assert command[:4] == ["python", "-m", "ci", "replay"]
+    again = subprocess.run(
+        [sys.executable, *command[1:]],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MSDA_FROM": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 1, again.stdout + again.stderr
+    assert story[1].splitlines()[0] in again.stdout
+    case = json.loads((folder / command[4]).read_text())
     assert case["failure"] == "out: outside its error bound"
     assert case["recipe"]["cell"] == "float32"
     assert not list((folder / ".msda" / "journal").iterdir())
@@ -338,7 +347,7 @@ def test_a_crash_leaves_its_case_and_takes_no_other_test_with_it(folder):
     output = run(folder, workers=2, status=1)
     assert "1 failed, 4 passed" in output
     assert "the process ended while it ran this case" in output
-    assert re.search(r"replay .*test_forward_within_bound\[float32\]' --msda-case \.msda/failures/", output)
+    assert re.search(r"replay +python -m ci replay \.msda/failures/test_forward_within_bound-float32-", output)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -351,6 +360,6 @@ def test_a_lost_device_fails_one_test_with_the_case_that_lost_it(folder, workers
     assert "Flaky" not in output
     assert "PropertyFailed: out: outside its error bound" in output
     # The case that lost the device, as it was drawn: nothing could be shrunk after it.
-    assert re.search(r"replay .*test_forward_within_bound\[float32\]' --msda-case \.msda/failures/", output)
+    assert re.search(r"replay +python -m ci replay \.msda/failures/test_forward_within_bound-float32-", output)
     if not workers:
         assert "the GPU no longer works in this process" in output

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from properties.report import ItemStats, Summary, merge, render
+from properties.report import ItemStats, Summary, fold, merge, render
 
 
 def item(**fields):
@@ -88,3 +88,16 @@ def test_seconds_without_compiling():
     stats = item(seconds=5.0, compile_seconds=2.0, compile_waited=1.0)
     assert stats.running == 2.0
     assert item(seconds=1.0, compile_seconds=2.0).running == 0.0
+
+
+def test_many_variants_are_one_row_and_what_failed_another():
+    many = [
+        item(variant=f"case_{number:03d}", cases=1, seconds=0.5, ratio={"out": number / 100}) for number in range(40)
+    ]
+    many[7].outcome = "failed"
+    rows = fold(merge(many))
+    assert [(row.variant, row.cases) for row in rows] == [("40 variants", 39), ("case_007", 1)]
+    assert rows[0].ratio == {"out": 0.39}
+    assert rows[0].seconds == 19.5
+    few = [item(variant=name) for name in "abc"]
+    assert fold(few) == few

@@ -1,0 +1,44 @@
+"""Commands: `python -m ci COMMAND`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import replay
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command.
+
+    Attributes:
+        help: what it does, in a line.
+        add_arguments: adds its options to a parser.
+        run: runs it and returns the exit status.
+    """
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+COMMANDS = {
+    "replay": Command(help="check recorded cases again", add_arguments=replay.add_arguments, run=replay.run),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m ci", description="Tools around the properties.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        command.add_arguments(commands.add_parser(name, help=command.help, description=command.help))
+    options = parser.parse_args(arguments)
+    return COMMANDS[options.command].run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

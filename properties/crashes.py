@@ -1,0 +1,139 @@
+"""Workers that ended: which case ended them, and whether it does so again when it is alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import failures, journal
+from .session import Run, run_of
+
+# A suspect is confirmed once, and while the others go on; a crash loop must not fill the machine.
+AT_ONCE = 2
+START_SECONDS = 60.0
+
+
+@dataclass(kw_only=True)
+class Suspect:
+    """One case that ended its worker, run once more in a process of its own.
+
+    Attributes:
+        report: of xdist, whose text is completed.
+        command: runs the case.
+        folder: where.
+        journals: folder of the journals.
+        limit: seconds that it may take.
+        process: once it was started.
+        started: by the monotonic clock.
+    """
+
+    report: Any
+    command: list[str]
+    folder: Path
+    journals: Path
+    limit: float
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+
+    def start(self) -> None:
+        """Run it, with nothing of this session's workers in its environment."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        quiet = subprocess.DEVNULL
+        self.process = subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=quiet, stderr=quiet)
+        self.started = time.monotonic()
+
+    def outcome(self) -> str:
+        """Wait for the end and say what it means."""
+        assert self.process is not None
+        try:
+            status = self.process.wait(max(1.0, self.started + self.limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return "alone, in a fresh process, it did not end either"
+        # Neither an exit status nor a signal tells the watchdog from a failed test; a journal that is left does.
+        left = journal.left_behind(self.journals / f"{self.process.pid}-main.json")
+        if left is not None:
+            return f"alone, in a fresh process, it ends the process again: {left.reason(time.time())}"
+        if status == pytest.ExitCode.OK:
+            return "alone, in a fresh process, it passes: the fault may lie in what ran before it in that worker"
+        if status == pytest.ExitCode.TESTS_FAILED:
+            return "alone, in a fresh process, it fails again"
+        return f"alone, in a fresh process, it could not be run (exit status {status})"
+
+
+@dataclass(kw_only=True)
+class Crashes:
+    """What the controller knows of the workers that ended."""
+
+    suspects: list[Suspect] = field(default_factory=list)
+
+    def note(self, test: str, report: Any) -> None:
+        """Complete the report of a test whose worker ended, and start to confirm its case."""
+        node = report.node
+        config, run = node.config, run_of(node.config)
+        path = failures.journal_path(config, node.workerinput["testrunuid"], node.gateway.id)
+        entry = journal.left_behind(path)
+        if entry is None or entry.case.property != test:
+            return
+        reason = entry.reason(time.time())
+        lines = failures.keep(config, run, test, entry.case.recipe, reason)
+        report.longrepr = "\n".join([str(report.longrepr), f"  {reason}", *lines])
+        case = _case_in(lines)
+        if case is not None:
+            self._confirm(config, run, test, report, failures.user_folder(config) / case)
+
+    def _confirm(self, config: pytest.Config, run: Run, test: str, report: Any, case: Path) -> None:
+        command = [sys.executable, "-m", "pytest", test, "-n", "0", "-q", "-p", "no:cacheprovider"]
+        command += ["-p", "properties.plugin", "--msda-case", str(case), "--msda-device", run.device.type]
+        command += ["--msda-subject", run.subject, "--msda-timeout", f"{run.timeout:g}"]
+        limit = START_SECONDS + (1.5 * run.timeout if run.timeout else 600.0)
+        journals = failures.journal_folder(config)
+        self.suspects.append(
+            Suspect(report=report, command=command, folder=config.rootpath, journals=journals, limit=limit)
+        )
+        self._start()
+
+    def _start(self) -> None:
+        running = sum(one.process is not None and one.process.poll() is None for one in self.suspects)
+        for one in self.suspects:
+            if one.process is None and running < AT_ONCE:
+                one.start()
+                running += 1
+
+    def confirm(self) -> None:
+        """Wait for all that are suspected and add to their reports what came of it."""
+        for one in self.suspects:
+            if one.process is None:
+                one.start()
+            one.report.longrepr = f"{one.report.longrepr}\n  confirmed {one.outcome()}"
+            self._start()
+        self.suspects.clear()
+
+
+def rescue(config: pytest.Config, run: Run) -> list[str]:
+    """Keep the cases of journals whose processes are gone, and say how to replay them.
+
+    A run whose workers ended looks after them itself; these are left by a run that was ended as a whole.
+    """
+    told = []
+    for path, entry in journal.orphans(failures.journal_folder(config)):
+        case = entry.case
+        kept = failures.keep(config, run, case.property, case.recipe, entry.reason(time.time()), subject=case.subject)
+        path.unlink(missing_ok=True)
+        replay = next((line.split(maxsplit=1)[1] for line in kept if line.startswith("  replay")), None)
+        if replay is not None:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.noted))
+            told.append(f"a process ended at {when} while it ran {case.property}; replay with {replay}")
+    return told
+
+
+def _case_in(lines: Sequence[str]) -> str | None:
+    return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("  case ")), None)
