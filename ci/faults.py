@@ -70,7 +70,7 @@ FAULTS = [
         name="<= for < in a bound check",
         before="in_right = live & (left + 1 < width)",
         # Only where a row follows: one past the last pixel of all is not ours to read.
-        after="in_right = live & (left + 1 <= width - (top + 1 >= height).to(width.dtype))",
+        after="in_right = live & (left + 1 <= width - (top + 2 >= height).to(width.dtype))",
     ),
     Fault(name="one corner's weight wrong", before="(ly * lx)[:, None] * v11", after="(ly * hx)[:, None] * v11"),
     Fault(name="a missing corner", before=" + (ly * lx)[:, None] * v11", after=""),

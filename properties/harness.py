@@ -77,6 +77,7 @@ class Harness:
     _shrinking: bool = False
     _failing: tuple[Any, Exception] | None = None
     _walked: Recipe | None = None
+    _unsteady: bool = False
 
     @property
     def name(self) -> str:
@@ -233,7 +234,9 @@ class Harness:
         """Add to the failure's text what the reader does next; Hypothesis has shrunk it by now."""
         if self._failing is None or self.on_failure is None:
             return
-        lines = self.on_failure(self._failing[0], error)
+        lines = list(self.on_failure(self._failing[0], error))
+        if self._unsteady:
+            lines.insert(0, "  unsteady  it did not fail every time: the same case also passed in this run")
         if len(error.args) == 1 and isinstance(error, AssertionError):
             error.args = ("\n".join([str(error), *lines]),)
         else:
@@ -267,7 +270,7 @@ class Harness:
             if self._failing is None:
                 raise
             error = self._failing[1]
-            error.add_note("It did not fail every time: the same case also passed in this run.")
+            self._unsteady = True
             raise error from None
         except Exception as error:
             found = error

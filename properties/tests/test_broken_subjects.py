@@ -31,7 +31,7 @@ TOLD = {
     "hangs": ["the case ran for more than 8 s", "class     crash", "confirmed alone, in a fresh process, it ends"],
     "allocates": ["class     memory"],
     "writes to its operands": ["an operand was written to", "class     memory"],
-    "fails at its 50th call": ["It did not fail every time", "class     "],
+    "fails at its 50th call": ["it did not fail every time", "class     "],
     "writes out of bounds": ["class     crash", "confirmed alone, in a fresh process, it"],
     "never returns": ["the case ran for more than 8 s", "class     crash", "confirmed alone, in a fresh process, it"],
 }

@@ -8,18 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from properties import journal
 from properties.casefile import CaseFile
 from properties.cells import cell_named
-from properties.journal import RUNNING, DeviceLost, Journal
+from properties.journal import RUNNING, DeviceLost, Entry, Journal
 from properties.recipe import Recipe
 from properties.watchdog import Watchdog
 
 RECIPE = Recipe(cell=cell_named("float32"), levels=((3, 5), (1, 2)), queries=7)
-ORIGIN = {"property": "test_x.py::test_x[float32]", "subject": "a:b", "device": "cpu"}
+ORIGIN: dict[str, Any] = {"property": "test_x.py::test_x[float32]", "subject": "a:b", "device": "cpu"}
 
 
 def new(path: Path, *, lost: bool = False, left: list | None = None) -> Journal:
@@ -29,18 +30,25 @@ def new(path: Path, *, lost: bool = False, left: list | None = None) -> Journal:
     return Journal(path=path, origin=ORIGIN, is_lost=lambda: lost, leave=leave)
 
 
+def entry_in(path: Path) -> Entry:
+    entry = journal.read(path)
+    assert entry is not None
+    return entry
+
+
 def test_the_present_case_is_on_disk_and_gone_afterwards(tmp_path):
     notes = new(tmp_path / "folder" / "one.json")
     notes.begin(Recipe(cell=cell_named("float64"), queries=1000))
     notes.begin(RECIPE)
-    entry = journal.read(notes.path)
+    entry = entry_in(notes.path)
     assert entry.case == CaseFile(recipe=RECIPE, failure=RUNNING, **ORIGIN)
     assert entry.process == os.getpid()
     assert abs(entry.noted - time.time()) < 60
     notes.end()
     assert not notes.path.exists()
     notes.begin(RECIPE)
-    assert journal.left_behind(notes.path).case.recipe == RECIPE
+    assert entry_in(notes.path).case.recipe == RECIPE
+    assert journal.left_behind(notes.path) is not None
     assert journal.left_behind(notes.path) is None
     notes.end()
 
@@ -52,7 +60,7 @@ def test_a_lost_device_stops_everything(tmp_path):
     with pytest.raises(DeviceLost, match="RuntimeError: illegal"):
         notes.failed(RECIPE, RuntimeError("illegal"))
     assert left == [(RECIPE, "RuntimeError: illegal")]
-    assert journal.read(notes.path).case.failure == "RuntimeError: illegal"
+    assert entry_in(notes.path).case.failure == "RuntimeError: illegal"
     with pytest.raises(DeviceLost, match="after this test"):
         notes.probe()
     new(tmp_path / "two.json").probe()
@@ -73,7 +81,7 @@ def test_the_clock_tells_a_hang_from_a_crash(tmp_path):
         path=tmp_path / "one.json", origin=ORIGIN, is_lost=bool, leave=print, watchdog=Watchdog(seconds=1000.0)
     )
     notes.begin(RECIPE)
-    entry = journal.read(notes.path)
+    entry = entry_in(notes.path)
     notes.end()
     assert entry.reason(entry.noted + 1001.0) == "the case ran for more than 1000 s and its process was ended"
     assert entry.reason(entry.noted + 5.0) == RUNNING
