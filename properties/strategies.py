@@ -64,6 +64,8 @@ _lattice_locations = st.sampled_from(
     (*(LATTICE_LOCATIONS,) * 4, *((*LATTICE_LOCATIONS, pattern) for pattern in ("far", "infinite", "nan")))
 )
 _layouts = st.sampled_from(LAYOUTS)
+# Swapping batch and queries makes a difference only where there are several of both: drawn twice as often.
+_grad_layouts = st.sampled_from((*LAYOUTS, "permuted"))
 
 
 def recipes(
@@ -252,7 +254,10 @@ def _recipes(draw: Callable, cell: DtypeCell, limits: Limits, choices: _Choices)
     sizes, keep = _draw_sizes(draw, choices)
     fit(sizes, limits, keep=keep)
     vary = draw(choices.layouts)
-    layouts: dict[str, Any] = {f"{operand}_layout": draw(_layouts) for operand in OPERANDS} if vary else {}
+    layouts: dict[str, Any] = {}
+    if vary:
+        of = {operand: _grad_layouts if operand == "grad_output" else _layouts for operand in OPERANDS}
+        layouts = {f"{operand}_layout": draw(of[operand]) for operand in OPERANDS}
     recipe = Recipe(
         cell=cell,
         batch=sizes.batch,
