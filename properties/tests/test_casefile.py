@@ -7,13 +7,17 @@ import json
 import math
 
 import pytest
+import torch
 
-from properties import casefile
+from properties import casefile, recipe
 from properties.casefile import CaseFile
 from properties.cells import cell_named
 from properties.kinds import kind_of
 from properties.recipe import Recipe
-from properties.verdict import Evidence, PropertyFailed
+from properties.subject import Subject
+from properties.verdict import Evidence, PropertyFailed, judge
+from reference.expect import expect
+from reference.model import Arithmetic
 
 EVIDENCE = Evidence(
     output="out",
@@ -112,3 +116,26 @@ def test_class_of_what_a_subject_raises():
     assert kind_of(MemoryError()) == "memory"
     assert kind_of(PropertyFailed("", kind="accepted wrongly")) == "accepted wrongly"
     assert kind_of(AssertionError()) == "logic fault"
+
+
+def test_a_file_of_this_version_is_replayed_by_the_next_one(tmp_path, monkeypatch):
+    path = CASE.write(tmp_path)
+    before = CASE.recipe.build()
+
+    passed = []
+    monkeypatch.setitem(recipe.MIGRATIONS, recipe.VERSION, lambda plain: passed.append(plain["version"]) or plain)
+    monkeypatch.setitem(casefile.MIGRATIONS, casefile.FORMAT, lambda plain: {**plain, "kind": plain["kind"].upper()})
+    monkeypatch.setattr(recipe, "VERSION", recipe.VERSION + 1)
+    monkeypatch.setattr(casefile, "FORMAT", casefile.FORMAT + 1)
+    again = casefile.read(path)
+    assert again == dataclasses.replace(CASE, kind="LOGIC FAULT")
+    assert passed == [recipe.VERSION - 1]
+    after = again.recipe.build()
+    assert torch.equal(before.value, after.value)
+    assert torch.equal(before.locations, after.locations)
+    observed = Subject(name="zeros", call=zeros).observe(after, gradients=False)
+    assert not judge(observed, expect(after, Arithmetic(), gradients=False)).passed
+
+
+def zeros(value, _shapes, _starts, locations, _weights):
+    return value.new_zeros(value.shape[0], locations.shape[1], value.shape[2] * value.shape[3])
