@@ -263,7 +263,7 @@ class Harness:
         self._loops += 1
         found: Exception | None = None
         try:
-            with _draws_independent_of_imports():
+            with draws_independent_of_imports():
                 drawn()
         except Flaky:
             # The same recipe passed when it was run again: the failure is what the reader needs, not the group.
@@ -370,7 +370,7 @@ def _classes(recipe: Any, limits: Limits) -> tuple[str, ...]:
 
 
 @contextmanager
-def _draws_independent_of_imports() -> Iterator[None]:
+def draws_independent_of_imports() -> Iterator[None]:
     """Keep Hypothesis from drawing constants that it finds in the modules imported so far.
 
     Which modules those are depends on the order of the tests and on how they were selected, so the same seed would

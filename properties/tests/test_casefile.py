@@ -123,7 +123,12 @@ def test_a_file_of_this_version_is_replayed_by_the_next_one(tmp_path, monkeypatc
     before = CASE.recipe.build()
 
     passed = []
-    monkeypatch.setitem(recipe.MIGRATIONS, recipe.VERSION, lambda plain: passed.append(plain["version"]) or plain)
+
+    def migrate(plain):
+        passed.append(plain["version"])
+        return plain
+
+    monkeypatch.setitem(recipe.MIGRATIONS, recipe.VERSION, migrate)
     monkeypatch.setitem(casefile.MIGRATIONS, casefile.FORMAT, lambda plain: {**plain, "kind": plain["kind"].upper()})
     monkeypatch.setattr(recipe, "VERSION", recipe.VERSION + 1)
     monkeypatch.setattr(casefile, "FORMAT", casefile.FORMAT + 1)

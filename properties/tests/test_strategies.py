@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from properties.cells import CELLS, DtypeCell, cell_named
 from properties.classes import REQUIRED, classes
+from properties.harness import draws_independent_of_imports
 from properties.limits import FOCUSES, Sizes, fit
 from properties.recipe import Recipe
 from properties.strategies import Limits, empty_recipes, recipes
@@ -215,7 +216,17 @@ def test_classes_are_counted_as_events():
 
 # ---------------------------------------------------------------- shrinking
 
+
+@pytest.fixture(autouse=True)
+def _same_draws_in_any_order() -> Iterator[None]:
+    """Hypothesis also draws constants of whatever is imported, which depends on the tests before this one."""
+    with draws_independent_of_imports():
+        yield
+
+
 MINIMAL = Recipe(cell=FLOAT32)
+# Four samples are four: nothing smaller fails, and neither of the two is simpler.
+FOUR_SAMPLES = ({"points": 4, "batch": 2}, {"points": 2, "levels": ((1, 1),) * 2, "batch": 2})
 
 
 @pytest.mark.parametrize(
@@ -227,16 +238,17 @@ MINIMAL = Recipe(cell=FLOAT32)
         (lambda r: len(r.levels) >= 3, {"levels": ((1, 1),) * 3}),
         (lambda r: r.channels > 64, {"channels": 65}),
         (lambda r: r.heads >= 2 and r.queries > 8, {"heads": 2, "queries": 9}),
-        (lambda r: r.points * len(r.levels) > 3 and r.batch > 1, {"points": 4, "batch": 2}),
+        (lambda r: r.points * len(r.levels) > 3 and r.batch > 1, FOUR_SAMPLES),
         (lambda r: "nan" in r.locations, {"locations": ("nan",)}),
         (lambda r: r.value_layout == "expanded" and r.batch == 2, {"value_layout": "expanded", "batch": 2}),
         (lambda r: r.weights == "zero" and r.grad_output == "huge", {"weights": "zero", "grad_output": "huge"}),
     ],
     ids=["anything", "non-square", "wide", "levels", "channels", "heads", "samples", "nan", "expanded", "patterns"],
 )
-def test_failures_shrink_to_what_they_need(fails: Callable[[Recipe], bool], minimal: dict):
+def test_failures_shrink_to_what_they_need(fails: Callable[[Recipe], bool], minimal: dict | tuple[dict, ...]):
     found = find(recipes(FLOAT32, limits=Limits.cpu()), fails, settings=SEARCH)
-    assert found == dataclasses.replace(MINIMAL, **minimal)
+    choices = minimal if isinstance(minimal, tuple) else (minimal,)
+    assert found in [dataclasses.replace(MINIMAL, **choice) for choice in choices]
 
 
 def test_hot_samples_shrink_away_or_to_the_middle():
