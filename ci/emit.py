@@ -8,10 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from properties.casefile import CaseFile
+from properties.casefile import SHIPPED, CaseFile
 from properties.explicit import MAX_NUMBERS, to_hex
 from properties.probe import informed
-from properties.subject import SHIPPED, Subject
+from properties.snapshot import OPERANDS
+from properties.subject import Subject
 from properties.trace import worst_elements
 from properties.verdict import INDICES, story
 from properties.walk import Case
@@ -21,12 +22,6 @@ from reference.model import OVERFLOW
 # Elements of each output that are asserted.
 CHECKED = 4
 WIDTH = 120
-OPERANDS = {
-    "value": "value",
-    "locations": "sampling_locations",
-    "weights": "attention_weights",
-    "grad_output": "grad_output",
-}
 
 TEMPLATE = '''"""{title}
 

@@ -6,11 +6,11 @@ Exit status 0, or 2 with the reason on standard error.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from properties import casefile, devices
+from properties.failures import started_in
 
 
 def examine(options: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--emit")
     options = parser.parse_args(arguments)
     # As in the plugin: a subject next to the user, or to the properties, needs no installation.
-    sys.path += [os.environ.get("MSDA_FROM", options.root), options.root]
+    sys.path += [str(started_in(Path(options.root))), options.root]
     try:
         if options.device == "cpu":
             devices.prepare_interpreter()

@@ -2,14 +2,17 @@
 
 A fault that no longer applies to the source fails loudly. The edited package is a copy under another name, so both can
 run in one process.
+
+    python -m ci.faults FOLDER     write every fault as a module with a callable `operator`, to name as a subject
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +113,47 @@ FAULTS = [
 ]
 
 
+def identifier(fault: Fault) -> str:
+    """Return the name of a fault as Python writes names."""
+    spelled = fault.name.replace("<=", "less or equal").replace("<", "less")
+    return "".join(c if c.isalnum() else "_" for c in spelled)
+
+
+def _copy(folder: Path, edits: Iterable[Fault]) -> None:
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    for edit in edits:
+        path = folder / edit.file
+        path.write_text(edit.apply(path.read_text()))
+
+
+# As the shipped subject declares itself; it has no other way to tell for a module of its own.
+MODULE = '''"""The shipped operator with a fault: {fault.name}."""
+
+from msda_{name} import multi_scale_deformable_attention
+
+
+def operator(*operands):
+    """Call it."""
+    return multi_scale_deformable_attention(*operands)
+
+
+operator.corner_sum = "nested"
+operator.uniform = True
+'''
+
+
+def write(fault: Fault, folder: Path) -> str:
+    """Write a fault as a module and the package that it needs, and return what names it as a subject.
+
+    Raises:
+        FileExistsError: the folder has it already.
+    """
+    name = identifier(fault)
+    _copy(folder / f"msda_{name}", [fault])
+    (folder / f"{name}.py").write_text(MODULE.format(fault=fault, name=name))
+    return f"{name}:operator"
+
+
 @contextmanager
 def edited(*edits: Fault, name: str) -> Iterator[str]:
     """Import a copy of `msda` with edits applied, and yield the name of the package.
@@ -122,11 +166,7 @@ def edited(*edits: Fault, name: str) -> Iterator[str]:
     """
     package = f"msda_{name}"
     with TemporaryDirectory() as directory:
-        copy = Path(directory) / package
-        shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("tests", "__pycache__"))
-        for edit in edits:
-            path = copy / edit.file
-            path.write_text(edit.apply(path.read_text()))
+        _copy(Path(directory) / package, edits)
         sys.path.insert(0, directory)
         importlib.invalidate_caches()
         try:
@@ -141,6 +181,20 @@ def edited(*edits: Fault, name: str) -> Iterator[str]:
 @contextmanager
 def faulty(fault: Fault, *, device: str) -> Iterator[Subject]:
     """Yield the shipped operator with one fault, as a subject."""
-    name = "fault_" + "".join(c if c.isalnum() else "_" for c in fault.name)
+    name = f"fault_{identifier(fault)}"
     with edited(fault, name=name) as package:
         yield shipped(package, device=device)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write every fault into a folder and print their names as subjects."""
+    parser = argparse.ArgumentParser(description="Write the seeded faults as modules.")
+    parser.add_argument("folder", type=Path, help="where to; then put it on PYTHONPATH")
+    folder = parser.parse_args(arguments).folder
+    for fault in FAULTS:
+        sys.stdout.write(write(fault, folder) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from properties.casefile import CaseFile
-from properties.trace import Sample, Trace, element_at, level_of, trace, worst_element, worst_elements
-from properties.verdict import INDICES, Evidence
+from properties.trace import Sample, Trace, trace, worst_element, worst_elements
+from properties.verdict import INDICES, Evidence, element_at, level_of
 from properties.walk import Case
 
 MISSING = "picture: matplotlib is not installed; expected the extra 'report': pip install 'msda-verify[report]'"
@@ -199,7 +199,8 @@ def _draw_elements(axis: Any, element: Evidence, walked: Case) -> None:
     bounded = getattr(walked.expectation, element.output)
     observed = getattr(walked.observation, element.output)
     indices = worst_elements(bounded, observed, most=MOST_ELEMENTS)
-    rows = [element_at(element.output, index, bounded, observed) for index in indices]
+    ratio = bounded.ratio(observed)
+    rows = [element_at(element.output, index, observed, bounded, ratio) for index in indices]
     shown = [row for row in rows if not row.ratio <= 1.0] or rows
     finite = [float(v) for row in shown for v in (row.expected, row.got) if math.isfinite(float(v))]
     for place, row in enumerate(shown):

@@ -20,7 +20,8 @@ from typing import Literal
 from rich.console import Console
 
 from properties import casefile, devices
-from properties.failures import FAILURES, SHIPPED
+from properties.casefile import SHIPPED
+from properties.failures import FAILURES, started_in
 
 HOME = Path(casefile.__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 120.0
@@ -124,8 +125,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def user_folder() -> Path:
-    """Where the user is: `ci/run` changes to the repository and tells where it was called from."""
-    return Path(os.environ.get("MSDA_FROM") or Path.cwd())
+    """Where the user is."""
+    return started_in(Path.cwd())
 
 
 def make_plan(file: str, *, subject: str | None, device: str | None) -> Plan | Replay:

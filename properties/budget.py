@@ -24,26 +24,22 @@ def host_share(workers: int) -> int | None:
     return None if kibibytes is None else max(ROOM_MEBIBYTES, int(kibibytes / 1024 * PART / workers))
 
 
-def cap_host(mebibytes: int) -> bool:
+def cap_host(mebibytes: int) -> None:
     """Limit what this process may allocate from now on, beyond what it has; allocations then fail with an error.
 
-    Without the limit the kernel of the system ends a process when memory is used up, and not always the right one.
-
-    Returns:
-        Whether this system can do it.
+    Without the limit the kernel of the system ends a process when memory is used up, and not always the right one. A
+    system that knows no such limit, or a lower one already, is left as it is.
     """
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:
-        return False
+        return
     with contextlib.suppress(OSError, ValueError):
         used = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = used + mebibytes * MEBI
         if hard == resource.RLIM_INFINITY or limit <= hard:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-            return True
-    return False
 
 
 def cap_gpu(mebibytes: int) -> None:

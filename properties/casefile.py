@@ -7,22 +7,23 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .explicit import to_hex
+from .migrate import Migrations, migrated
 
 if TYPE_CHECKING:
     from .recipe import Recipe
     from .verdict import Evidence
 
+# What a subject is called; here because reading a case must not import torch.
+SHIPPED = "msda:multi_scale_deformable_attention"
 WIDTH = 120
-
 FORMAT = 2
-# From a format to the next. Format 2 added what was found: `kind`, `evidence`, `versions`, `seed` and the rest.
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda plain: plain}
+# Format 2 added what was found: `kind`, `evidence`, `versions`, `seed` and the rest.
+MIGRATIONS: Migrations = {1: lambda plain: plain}
 TEXTS = ("property", "subject", "device", "gpu", "failure", "kind", "origin")
 
 
@@ -122,21 +123,9 @@ def from_dict(plain: Any) -> CaseFile:
     try:
         if not isinstance(plain, dict) or "recipe" not in plain:
             return CaseFile(recipe=Recipe.from_dict(plain))
-        return _checked(_migrated(plain))
+        return _checked(migrated(plain, field="format", current=FORMAT, migrations=MIGRATIONS, what="its format"))
     except (TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{error}") from None
-
-
-def _migrated(plain: dict[str, Any]) -> dict[str, Any]:
-    number = plain.get("format")
-    if isinstance(number, int) and number > FORMAT:
-        raise ValueError(f"its format is {number}, expected at most {FORMAT}: a newer version of this tool wrote it")
-    while number != FORMAT:
-        if isinstance(number, bool) or number not in MIGRATIONS:
-            raise ValueError(f"its format is {number!r}, expected {min(MIGRATIONS)} to {FORMAT}")
-        plain = {**MIGRATIONS[number](plain), "format": number + 1}
-        number += 1
-    return plain
 
 
 def _checked(plain: dict[str, Any]) -> CaseFile:

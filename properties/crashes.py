@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,11 +83,10 @@ class Crashes:
         if entry is None or entry.case.property != test:
             return
         reason = entry.reason(time.time())
-        lines = failures.keep(config, run, test, entry.case.recipe, reason)
-        report.longrepr = "\n".join([str(report.longrepr), f"  {reason}", *lines])
-        case = _case_in(lines)
-        if case is not None:
-            self._confirm(config, run, test, report, failures.user_folder(config) / case)
+        kept = failures.keep(config, run, test, entry.case.recipe, reason)
+        report.longrepr = "\n".join([str(report.longrepr), f"  {reason}", *kept.lines])
+        if kept.path is not None:
+            self._confirm(config, run, test, report, kept.path)
 
     def _confirm(self, config: pytest.Config, run: Run, test: str, report: Any, case: Path) -> None:
         command = [sys.executable, "-m", "pytest", test, "-n", "0", "-q", "-p", "no:cacheprovider"]
@@ -126,14 +124,9 @@ def rescue(config: pytest.Config, run: Run) -> list[str]:
     told = []
     for path, entry in journal.orphans(failures.journal_folder(config)):
         case = entry.case
-        kept = failures.keep(config, run, case.property, case.recipe, entry.reason(time.time()), subject=case.subject)
+        kept = failures.keep(config, run, case.property, case.recipe, entry.reason(time.time()), recorded=case)
         path.unlink(missing_ok=True)
-        replay = next((line.split(maxsplit=1)[1] for line in kept if line.startswith("  replay")), None)
-        if replay is not None:
+        if kept.replay:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.noted))
-            told.append(f"a process ended at {when} while it ran {case.property}; replay with {replay}")
+            told.append(f"a process ended at {when} while it ran {case.property}; replay with {kept.replay}")
     return told
-
-
-def _case_in(lines: Sequence[str]) -> str | None:
-    return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("  case ")), None)

@@ -12,8 +12,8 @@ from reference.inputs import Inputs
 from .casefile import CaseFile
 from .probe import informed
 from .subject import Subject
-from .trace import Sample, Trace, level_of, trace, worst_element
-from .verdict import INDICES, Evidence, story
+from .trace import Sample, Trace, trace, worst_element
+from .verdict import INDICES, Evidence, level_of, story
 from .walk import Case, walk
 
 # Significant digits of derived numbers; stored numbers and coordinates are shown in full.

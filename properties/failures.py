@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,36 @@ from .watchdog import Watchdog
 if TYPE_CHECKING:
     from .session import Run
 
-SHIPPED = "msda:multi_scale_deformable_attention"
 FAILURES = Path(".msda") / "failures"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What was kept of a failing case.
+
+    Attributes:
+        lines: end of the story: class, subject, property, recipe, case file, replay line.
+        path: the case file, None when none was written.
+        replay: the command that runs it again, "" without a file.
+    """
+
+    lines: list[str]
+    path: Path | None = None
+    replay: str = ""
+
+
+def started_in(folder: Path) -> Path:
+    """Where the user is: `ci/run` changes to the repository and tells where it was called from.
+
+    Args:
+        folder: where this process was started.
+    """
+    return Path(os.environ.get("MSDA_FROM") or folder)
+
+
 def user_folder(config: pytest.Config) -> Path:
-    """Where the user is: `ci/run` changes to the repository and tells where it was called from."""
-    return Path(os.environ.get("MSDA_FROM") or config.invocation_params.dir)
+    """Where the user is who started this session."""
+    return started_in(config.invocation_params.dir)
 
 
 def keep(
@@ -35,8 +59,8 @@ def keep(
     failure: str,
     *,
     error: BaseException | None = None,
-    subject: str | None = None,
-) -> list[str]:
+    recorded: casefile.CaseFile | None = None,
+) -> Kept:
     """Write a failing recipe to a case file and return how to run it again.
 
     Args:
@@ -46,34 +70,35 @@ def keep(
         recipe: what failed.
         failure: its story.
         error: what was raised; without one the process ended while it ran the case.
-        subject: what failed, when it was not the subject of this run.
+        recorded: what the journal of an earlier run says of its subject and device; they need not be this run's.
     """
     kind = kind_of(error) if error is not None else "crash"
     told = [f"  class     {kind}: {MEANING[kind]}"]
     if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
-        return told
+        return Kept(lines=told)
     case = casefile.CaseFile(
         recipe=recipe,
         property=nodeid,
-        subject=subject or run.subject,
-        device=run.device.type,
-        gpu=str(run.device),
+        subject=recorded.subject if recorded else run.subject,
+        device=recorded.device if recorded else run.device.type,
+        gpu="" if recorded else str(run.device),
         failure=(failure.splitlines() or [""])[0],
         kind=kind,
         evidence=tuple(map(casefile.evidence_to_dict, getattr(error, "evidence", ()))),
-        versions=versions(),
-        seed=run.seed,
+        versions={} if recorded else versions(),
+        seed=None if recorded else run.seed,
     )
     path = case.write(config.rootpath / FAILURES)
-    command = case.command(path, root=config.rootpath, folder=user_folder(config))
-    return [
+    replay = shlex.join(case.command(path, root=config.rootpath, folder=user_folder(config)))
+    lines = [
         *told,
-        f"  subject   {run.subject} on {run.device}",
+        f"  subject   {case.subject} on {case.gpu or case.device}",
         f"  property  {nodeid}",
         f"  recipe    {recipe.describe()}",
         f"  case      {os.path.relpath(path, user_folder(config))}",
-        f"  replay    {shlex.join(command)}",
+        f"  replay    {replay}",
     ]
+    return Kept(lines=lines, path=path, replay=replay)
 
 
 def journal_of(item: pytest.Item, run: Run) -> Journal:
@@ -86,7 +111,7 @@ def journal_of(item: pytest.Item, run: Run) -> Journal:
             # xdist reports the test, replaces this worker and goes on; see `pytest_handlecrashitem`.
             os._exit(3)
         item.session.shouldfail = "the GPU no longer works in this process; use xdist to go on after such a failure"
-        raise DeviceLost("\n".join([reason, *keep(config, run, nodeid, recipe, reason)]))
+        raise DeviceLost("\n".join([reason, *keep(config, run, nodeid, recipe, reason).lines]))
 
     return Journal(
         path=journal_path(config, session, run.worker),

@@ -50,17 +50,11 @@ def patch_once_per_launch() -> bool:
     return True
 
 
-def skip_unread_checks() -> bool:
-    """Leave out the interpreter's check of integer overflow where its result is not looked at.
-
-    Returns:
-        Whether this Triton's interpreter computes it in vain; if not, nothing is changed.
-    """
+def skip_unread_checks() -> None:
+    """Leave out the interpreter's check of integer overflow where its result is not looked at."""
     from triton.runtime import interpreter  # noqa: PLC0415 - only after TRITON_INTERPRET is decided
 
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
-    if not getattr(options, "sanitize_overflow", False) or getattr(options, "debug", True):
-        return False
-    builder.options = dataclasses.replace(options, sanitize_overflow=False)
-    return True
+    if getattr(options, "sanitize_overflow", False) and not getattr(options, "debug", True):
+        builder.options = dataclasses.replace(options, sanitize_overflow=False)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .recipe import Recipe
 
 CHANNELS_PER_STEP = 64
 """Channels that one step of the interpreter is taken to cover when costs are estimated."""
@@ -87,6 +91,12 @@ class Sizes:
     channels: int
     points: int
     levels: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Sizes:
+        """Return the sizes of a recipe."""
+        sizes = {name: getattr(recipe, name) for name in ("batch", "queries", "heads", "channels", "points")}
+        return cls(**sizes, levels=list(recipe.levels))
 
     def steps(self, limits: Limits) -> int:
         """Interpreter steps: B * M * ceil(Q / block) * ceil(L * K / block) * ceil(D / 64)."""

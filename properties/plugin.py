@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from properties import budget, casefile, crashes, devices, failures, gather, journal, profiles, report
+from properties.casefile import SHIPPED
 from properties.corpus_order import corpus_first
-from properties.session import SHIPPED, Run, is_active, run_of, tell
+from properties.session import Run, is_active, run_of, tell
 
 if TYPE_CHECKING:
     from properties.harness import Harness
@@ -246,7 +247,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         database=database if run.profile.keeps_failures else None,
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
-        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error), error=error),
+        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error), error=error).lines,
         journal=notes,
         compiles=run.compiles,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from properties.cells import DtypeCell, cell_named
 from properties.explicit import OPERANDS, Explicit
+from properties.migrate import Migrations, migrated
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from reference.inputs import Inputs
 
 VERSION = 2
-# From a version to the next: what a newer reader has to change in an older recipe. Version 2 added `explicit`.
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda plain: plain}
+# Version 2 added `explicit`.
+MIGRATIONS: Migrations = {1: lambda plain: plain}
 MAX_HOT = 3
 
 LAYOUTS = ("contiguous", "transposed", "permuted", "sliced", "padded", "expanded", "offset")
@@ -213,7 +213,7 @@ class Recipe:
         """
         if not isinstance(plain, dict):
             raise ValueError(f"recipe is a {type(plain).__name__}; expected a JSON object")
-        plain = _migrated(plain)
+        plain = migrated(plain, field="version", current=VERSION, migrations=MIGRATIONS, what="recipe version")
         unknown = sorted(set(plain) - {field.name for field in fields(cls)} - {"version"})
         if unknown:
             known = ", ".join(field.name for field in fields(cls))
@@ -267,20 +267,6 @@ class Recipe:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002
         # Hypothesis would print one line a field otherwise, and search each for values that do not matter.
         printer.text(repr(self))
-
-
-def _migrated(plain: dict[str, Any]) -> dict[str, Any]:
-    version = plain.get("version")
-    if isinstance(version, int) and version > VERSION:
-        raise ValueError(
-            f"recipe version is {version}; expected at most {VERSION}: a newer version of this tool wrote it"
-        )
-    while version != VERSION:
-        if isinstance(version, bool) or version not in MIGRATIONS:
-            raise ValueError(f"recipe version is {version!r}; expected {min(MIGRATIONS)} to {VERSION}")
-        plain = {**MIGRATIONS[version](plain), "version": version + 1}
-        version += 1
-    return plain
 
 
 def _check_integer(name: str, value: object) -> None:

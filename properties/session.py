@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from properties import budget, devices, profiles
+from properties.casefile import SHIPPED
 from properties.compiles import CompileCounter
 
 if TYPE_CHECKING:
     from properties.subject import Subject
 
-SHIPPED = "msda:multi_scale_deformable_attention"
 # Name under which the controller's decisions reach its workers.
 TOLD = "msda"
 OPTIONS = ("subject", "device", "examples", "seed", "profile", "case", "report", "json", "target", "timeout")

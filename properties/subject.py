@@ -18,9 +18,9 @@ from reference.inputs import Inputs
 from reference.model import Accumulate, Arithmetic, CoordinateDtype, Coordinates, CornerSum, Interpolation
 
 from . import interpreter
+from .casefile import SHIPPED
 from .cells import CELLS, DtypeCell
 
-SHIPPED = "msda:multi_scale_deformable_attention"
 Determinism = Literal["not_guaranteed", "run_to_run"]
 # What a callable may declare by attributes: one word, or several.
 DECLARATIONS = {

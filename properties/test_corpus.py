@@ -40,15 +40,7 @@ def test_corpus(harness: Harness, name: str) -> None:
 
 def too_large(recipe: Recipe, limits: Limits) -> str | None:
     """Return why a case is not for this device, or None when it is."""
-    sizes = Sizes(
-        batch=recipe.batch,
-        queries=recipe.queries,
-        heads=recipe.heads,
-        channels=recipe.channels,
-        points=recipe.points,
-        levels=list(recipe.levels),
-    )
-    steps = sizes.steps(limits)
+    steps = Sizes.of(recipe).steps(limits)
     if limits.max_steps is None or steps <= limits.max_steps:
         return None
     return f"{steps} program steps are for a GPU; the interpreter is given at most {limits.max_steps}"

@@ -15,7 +15,7 @@ from torch import Tensor
 from reference.expect import Bounded
 from reference.inputs import Inputs
 
-from .verdict import Evidence
+from .verdict import Evidence, element_at, level_of
 from .walk import Case
 
 CORNERS = {"top left": (0, 0), "top right": (0, 1), "bottom left": (1, 0), "bottom right": (1, 1)}
@@ -112,26 +112,7 @@ def worst_element(case: Case) -> Evidence:
     bounded, observed = case.expectation.out, case.observation.out
     if observed.numel() == 0:
         return Evidence(output="out", failure="shape", expected="no elements", got="no elements", ratio=0.0)
-    return element_at("out", worst_elements(bounded, observed, most=1)[0], bounded, observed)
-
-
-def element_at(output: str, index: tuple[int, ...], bounded: Bounded, observed: Tensor) -> Evidence:
-    """Return what is known of one element that need not be wrong."""
-    ratio = bounded.ratio(observed)
-    others = [(float(other.value[index]), float(other.bound[index])) for other in bounded.alternatives]
-    return Evidence(
-        output=output,
-        failure="out of bound",
-        expected=float(bounded.value[index]),
-        got=float(observed[index]),
-        index=index,
-        bound=float(bounded.bound[index]),
-        parts={name: float(part[index]) for name, part in bounded.parts.items()},
-        alternative=next((pair for pair in others if pair[0] != float(bounded.value[index])), None),
-        ratio=float(ratio[index]),
-        wrong=int((~(ratio <= 1.0)).sum()),
-        elements=ratio.numel(),
-    )
+    return element_at("out", worst_elements(bounded, observed, most=1)[0], observed, bounded, bounded.ratio(observed))
 
 
 def trace(inputs: Inputs, element: Evidence, *, most: int = 20) -> Trace:
@@ -167,15 +148,6 @@ def trace(inputs: Inputs, element: Evidence, *, most: int = 20) -> Trace:
         rest_sum=others,
         total=sum(one.contribution for one in chosen) + others,
     )
-
-
-def level_of(pixel: int, levels: tuple[tuple[int, int], ...]) -> tuple[int, int, int]:
-    """Return (level, row, column) of a position on the axis of all pixels."""
-    for level, (height, width) in enumerate(levels):
-        if pixel < height * width:
-            return level, *divmod(pixel, width)
-        pixel -= height * width
-    raise IndexError(f"pixel {pixel} lies behind the last level of {levels}")
 
 
 def _on_cpu(inputs: Inputs) -> Inputs:

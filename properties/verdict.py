@@ -126,33 +126,50 @@ def _form(name: str, observed: Tensor | None, bounded: Bounded) -> Evidence | No
 def _worst_element(name: str, observed: Tensor, bounded: Bounded, ratio: Tensor) -> Evidence:
     flat = int(ratio.nan_to_num(nan=torch.inf, posinf=torch.inf).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), ratio.shape))
-    got = float(observed[index])
-    bound = float(bounded.bound[index])
+    return element_at(name, index, observed, bounded, ratio)
+
+
+def element_at(name: str, index: tuple[int, ...], observed: Tensor, bounded: Bounded, ratio: Tensor) -> Evidence:
+    """Return what is known of one element, whether it is admissible or not.
+
+    Args:
+        name: of the output.
+        index: of the element.
+        observed: the output.
+        bounded: what it may be.
+        ratio: `bounded.ratio(observed)`.
+    """
+    expected, bound = float(bounded.value[index]), float(bounded.bound[index])
     failure: FailureClass = "out of bound"
     if not torch.isfinite(observed[index]):
         failure = "not finite"
     elif not bounded.parts:
         failure = "not exact"
-    elif bound == 0.0 and float(bounded.value[index]) == 0.0:
+    elif bound == 0.0 and expected == 0.0:
         failure = "not zero"
-    alternative = None
-    for other in bounded.alternatives:
-        pair = (float(other.value[index]), float(other.bound[index]))
-        if pair[0] != float(bounded.value[index]):
-            alternative = pair
+    sides = [(float(other.value[index]), float(other.bound[index])) for other in bounded.alternatives]
     return Evidence(
         output=name,
         failure=failure,
-        expected=float(bounded.value[index]),
-        got=got,
+        expected=expected,
+        got=float(observed[index]),
         index=index,
         bound=bound,
         parts={part: float(tensor[index]) for part, tensor in bounded.parts.items()},
-        alternative=alternative,
+        alternative=next((side for side in reversed(sides) if side[0] != expected), None),
         ratio=float(ratio[index]),
         wrong=int((~(ratio <= 1.0)).sum()),
         elements=ratio.numel(),
     )
+
+
+def level_of(pixel: int, levels: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """Return (level, row, column) of a position on the axis of all pixels."""
+    for level, (height, width) in enumerate(levels):
+        if pixel < height * width:
+            return level, *divmod(pixel, width)
+        pixel -= height * width
+    raise IndexError(f"pixel {pixel} lies behind the last level of {levels}")
 
 
 class PropertyFailed(AssertionError):  # noqa: N818 - reads as a sentence in a failure report
@@ -204,12 +221,9 @@ def _line(label: str, text: str) -> str:
 def _sample(evidence: Evidence, inputs: Inputs) -> list[str]:
     """Describe the operands behind an element: its level, coordinate and weight, or its pixel."""
     if evidence.output == "grad_value":
-        pixel = evidence.index[1]
-        for level, (height, width) in enumerate(inputs.levels):
-            if pixel < height * width:
-                row, column = divmod(pixel, width)
-                return [f"pixel (row {row}, column {column}) of level {level} ({height} x {width})"]
-            pixel -= height * width
+        level, row, column = level_of(evidence.index[1], inputs.levels)
+        height, width = inputs.levels[level]
+        return [f"pixel (row {row}, column {column}) of level {level} ({height} x {width})"]
     if evidence.output == "out":
         head, channel = divmod(evidence.index[2], inputs.channels)
         return [f"head {head}, channel {channel} of {inputs.channels}"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from ci.faults import FAULTS, Fault, edited, faulty
+from ci.faults import FAULTS, Fault, edited, faulty, main
 from ci.hunt import hunt
 from properties.cells import CELLS
 from properties.limits import Limits
-from properties.subject import Subject, shipped
+from properties.recipe import Recipe
+from properties.subject import Subject, load, shipped
+from properties.walk import walk
 
 # Far more than any of them needs; most are caught by the first few cases.
 CASES_TO_CATCH = 60
@@ -75,3 +78,13 @@ def test_correct_kernels_raise_no_alarm(edits: list[Fault], msda_device: str):
 def test_a_fault_that_no_longer_applies_says_so():
     with pytest.raises(ValueError, match=r"fault 'gone': 'no such text' stands 0 times in msda/kernels.py"):
         Fault(name="gone", before="no such text", after="").apply("source")
+
+
+def test_written_faults_are_subjects(tmp_path, monkeypatch, capsys, msda_device: str):
+    assert main([str(tmp_path)]) == 0
+    names = capsys.readouterr().out.split()
+    assert len(set(names)) == len(FAULTS)
+    assert "less_or_equal_for_less_in_a_bound_check:operator" in names
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wrong = load("half_pixel_constant_missing:operator", device=msda_device)
+    assert not walk(Recipe(cell=CELLS[1], levels=((2, 3),)), wrong, torch.device(msda_device)).verdict.passed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 OPERATOR = """
-import os, sys, time, torch
+import os, torch
 
 def operator(value, shapes, starts, locations, weights):
     if value.dtype == torch.float32:

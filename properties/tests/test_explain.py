@@ -13,8 +13,8 @@ from properties.cells import cell_named
 from properties.explain import explain, explain_walked
 from properties.recipe import Hot, Recipe
 from properties.subject import Observation, from_callable
-from properties.trace import element_at, level_of, trace, worst_element
-from properties.verdict import INDICES, judge
+from properties.trace import trace, worst_element
+from properties.verdict import INDICES, element_at, judge, level_of
 from properties.walk import Case
 from reference.expect import expect
 from reference.float64 import forward
@@ -58,7 +58,8 @@ def test_the_samples_add_up_to_what_the_reference_says(output, recipe):
     bounded = getattr(case.expectation, output)
     for flat in range(0, bounded.value.numel(), max(1, bounded.value.numel() // 12)):
         index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), bounded.value.shape))
-        element = element_at(output, index, bounded, getattr(case.observation, output))
+        observed = getattr(case.observation, output)
+        element = element_at(output, index, observed, bounded, bounded.ratio(observed))
         taken = trace(case.inputs, element, most=5)
         # At x_im = -1 a sample is skipped, and the slope beside it is as right.
         sides = [(float(element.expected), element.bound), *filter(None, [element.alternative])]
@@ -69,7 +70,9 @@ def test_the_samples_add_up_to_what_the_reference_says(output, recipe):
 
 def test_the_largest_contributions_are_listed_and_the_rest_is_summed():
     case = walked(Recipe(cell=FLOAT32, queries=50, points=2, levels=((1, 1),), locations=("inside",)))
-    taken = trace(case.inputs, element_at("grad_value", (0, 0, 0, 0), case.expectation.grad_value, case.inputs.value))
+    observed, bounded = case.inputs.value, case.expectation.grad_value
+    element = element_at("grad_value", (0, 0, 0, 0), observed, bounded, bounded.ratio(observed))
+    taken = trace(case.inputs, element)
     sizes = [abs(sample.contribution) for sample in taken.samples]
     assert len(sizes) == 20
     assert sizes == sorted(sizes, reverse=True)

@@ -148,7 +148,7 @@ def test_json_keeps_odd_floats():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 0}, "recipe version is 0; expected 1 to 2"),
+        ({"version": 0}, "recipe version is 0, expected 1 to 2"),
         ({"version": 99}, "expected at most 2: a newer version of this tool wrote it"),
         ({"explicit": {"value": []}}, "explicit is"),
         ({"explicit": {**{operand: [] for operand in OPERANDS}, "value": ["1.5"]}}, "explicit value has"),

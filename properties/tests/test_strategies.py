@@ -34,17 +34,6 @@ LIMITS = {
 }
 
 
-def sizes_of(recipe: Recipe) -> Sizes:
-    return Sizes(
-        batch=recipe.batch,
-        queries=recipe.queries,
-        heads=recipe.heads,
-        channels=recipe.channels,
-        points=recipe.points,
-        levels=list(recipe.levels),
-    )
-
-
 # ---------------------------------------------------------------- limits
 
 
@@ -55,7 +44,7 @@ def test_drawn_recipes_fit_their_limits(name: str):
     @QUICK
     @given(recipes(FLOAT32, limits=limits))
     def check(recipe: Recipe) -> None:
-        sizes = sizes_of(recipe)
+        sizes = Sizes.of(recipe)
         assert limits.max_steps is None or sizes.steps(limits) <= limits.max_steps
         assert sizes.value_elements <= limits.max_value_elements
         assert sizes.tile_elements <= limits.max_tile_elements
