@@ -22,6 +22,7 @@ from .casefile import SHIPPED
 from .cells import CELLS, DtypeCell
 
 Determinism = Literal["not_guaranteed", "run_to_run"]
+Engine = Literal["any", "kernels"]
 # What a callable may declare by attributes: one word, or several.
 DECLARATIONS = {
     "accumulate": get_args(Accumulate),
@@ -30,6 +31,7 @@ DECLARATIONS = {
     "coordinate_dtype": get_args(CoordinateDtype),
     "corner_sum": get_args(CornerSum),
     "determinism": get_args(Determinism),
+    "engine": get_args(Engine),
 }
 LISTS = {
     "dtypes": ("float64", "float32", "float16", "bfloat16"),
@@ -69,6 +71,7 @@ class Subject:
         triton_atomics: whether it accumulates by Triton's atomics, so that what `probe` measures holds for it.
         uniform: whether it computes each (batch, query, head), and the gradients of each sample, by the same operations
             wherever it lies in the call and whatever else the call holds, so that those results have the same bits.
+        engine: "kernels" where kernels of its own compute every shape, with no arithmetic left to PyTorch.
         variants: the same operator with other blocks, or other numbers of warps, to be compared with it.
     """
 
@@ -84,6 +87,7 @@ class Subject:
     lacks: Mapping[tuple[Accumulate, torch.dtype], str] = field(default_factory=dict)
     triton_atomics: bool = False
     uniform: bool = False
+    engine: Engine = "any"
     variants: tuple[Subject, ...] = ()
 
     def refuses(
@@ -165,7 +169,7 @@ def load(spec: str = SHIPPED, *, device: str = "cpu") -> Subject:
 
     A plain callable declares what differs from the default by attributes: `accumulate`, `interpolation`,
     `coordinates`, `coordinate_dtype`, `corner_sum` ("flat" unless declared), `dtypes` (names of value dtypes),
-    `mixed_dtypes` (bool), `determinism`, `uniform` (bool) and `block_edges`. Where it takes `accumulate=` or
+    `mixed_dtypes` (bool), `determinism`, `uniform` (bool), `engine` and `block_edges`. Where it takes `accumulate=` or
     `determinism=` as keywords, `accumulators` and `determinisms` list what it takes.
 
     Args:
@@ -210,6 +214,7 @@ def shipped(package: str = "msda", *, device: str) -> Subject:
         lacks={("native", torch.bfloat16): "Triton's interpreter has no bfloat16 atomics"} if device == "cpu" else {},
         triton_atomics=True,
         uniform=True,
+        engine="kernels",
     )
 
 
@@ -253,4 +258,5 @@ def from_callable(operator: Operator, *, name: str) -> Subject:
         determinisms=tuple(getattr(operator, "determinisms", (determinism,))),
         determinism=determinism,
         uniform=getattr(operator, "uniform", False),
+        engine=cast(Engine, getattr(operator, "engine", "any")),
     )
