@@ -131,7 +131,7 @@ class Harness:
         recipe: Recipe,
         *,
         subject: Subject | None = None,
-        gradients: bool = True,
+        gradients: bool | None = None,
         change: Change | None = None,
         around: AbstractContextManager[object] | None = None,
         oracle: Oracle | None = None,
@@ -141,7 +141,7 @@ class Harness:
         Args:
             recipe: what to build.
             subject: what to run. Default: the subject of the harness.
-            gradients: run and judge the backward too.
+            gradients: run and judge the backward too. Default: where the subject has one.
             change: alters the operands that the subject is given, in a way that must not alter its results.
             around: context in which the subject runs.
             oracle: says what the results may be. Default: the float64 reference with the bounds of the subject.
@@ -155,7 +155,7 @@ class Harness:
             recipe,
             subject or self.subject,
             self.device,
-            gradients=gradients,
+            gradients=self.subject.backward if gradients is None else gradients,
             change=change,
             around=around,
             oracle=oracle,

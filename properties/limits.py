@@ -1,4 +1,4 @@
-"""Limits: how large a drawn input may be, and how sizes that are too large are reduced."""
+"""Limits: what a drawn input may be, how large, and how sizes that are too large are reduced."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Limits:
         max_steps: programs times loop steps of one launch, None for no limit. The interpreter runs them one by one.
         max_value_elements: B * S * M * D.
         max_tile_elements: B * Q * M * L * K * D, what the reference works on.
+        contiguous: whether operands must be contiguous.
+        finite: whether locations must be finite as they are stored.
     """
 
     queries: tuple[int, ...] = (8,)
@@ -36,6 +38,8 @@ class Limits:
     max_steps: int | None = None
     max_value_elements: int = 1 << 22
     max_tile_elements: int = 1 << 22
+    contiguous: bool = False
+    finite: bool = False
 
     def __post_init__(self) -> None:
         for name in ("queries", "samples", "channels"):

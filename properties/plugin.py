@@ -106,6 +106,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Set this process up: device, profile, the way to the subject."""
+    config.addinivalue_line("markers", "partial: judges whatever outputs the subject declares")
     if not is_active(config.option):
         return
     # A subject next to where pytest was started can be named without installing it.
@@ -212,7 +213,6 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     import torch  # noqa: PLC0415 - after device and GPU are settled
 
     from properties.harness import Harness  # noqa: PLC0415
-    from properties.limits import Limits  # noqa: PLC0415
     from properties.probe import facts, informed  # noqa: PLC0415
 
     config, item = request.config, request.node
@@ -220,6 +220,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     subject = run.load_subject()
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     refusal = subject.refuses(parameters["cell"]) if "cell" in parameters else None
+    refusal = refusal or subject.lacking(run.device.type, everything=item.get_closest_marker("partial") is None)
     if refusal is not None:
         pytest.skip(refusal)
     run.compiles.start()
@@ -240,7 +241,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     yield Harness(
         subject=subject,
         device=device,
-        limits=Limits.cuda(subject.block_edges) if cuda else Limits.cpu(subject.block_edges),
+        limits=subject.limits(run.device.type),
         stats=stats,
         seed=run.seed,
         examples=-(-run.examples // item.stash.get(VARIANTS, 1)),

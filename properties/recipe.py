@@ -246,6 +246,26 @@ class Recipe:
         """
         return cls.from_dict(json.loads(text))
 
+    @property
+    def empty(self) -> bool:
+        """Whether any of B, Q, M, D, K and the number of levels is 0."""
+        return 0 in (self.batch, self.queries, self.heads, self.channels, self.points, len(self.levels))
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether every operand lies in memory without gaps, in order."""
+        return all(getattr(self, f"{operand}_layout") == "contiguous" for operand in OPERANDS)
+
+    @property
+    def finite_locations(self) -> bool:
+        """Whether no stored location is infinite or NaN."""
+        if self.explicit is not None:
+            return all(map(math.isfinite, self.explicit.numbers("locations")))
+        patterns = {"infinite", "nan"} | ({"huge"} if self.cell.locations == torch.float16 else set())
+        largest = torch.finfo(self.cell.locations).max
+        numbers = [coordinate for one in self.hot for coordinate in (one.x, one.y)]
+        return patterns.isdisjoint(self.locations) and all(abs(number) <= largest for number in numbers)
+
     def describe(self) -> str:
         """One line for people: the sizes, then whatever is not the simplest choice."""
         sizes = f"B{self.batch} Q{self.queries} M{self.heads} D{self.channels} K{self.points}"

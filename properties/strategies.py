@@ -103,6 +103,8 @@ def recipes(
     """
     if hot is None:
         hot = set(locations) == set(LOCATION_PATTERNS)
+    finite = finite or limits.finite
+    layouts = layouts and not limits.contiguous
     # 1e30 is infinite in float16.
     unwanted = _NOT_FINITE | ({"huge"} if cell.locations == torch.float16 else set()) if finite else set()
     locations = tuple(pattern for pattern in locations if pattern not in unwanted)
@@ -176,6 +178,8 @@ def lattice_recipes(
         layouts: whether to draw layouts other than contiguous.
         skipped: whether some samples may be far away or not finite.
     """
+    layouts = layouts and not limits.contiguous
+    skipped = skipped and not limits.finite
     return _recipes(
         cell,
         limits,

@@ -9,35 +9,23 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, cast, get_args
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from reference.inputs import Inputs
-from reference.model import Accumulate, Arithmetic, CoordinateDtype, Coordinates, CornerSum, Interpolation
+from reference.model import Accumulate, Arithmetic
 
-from . import interpreter
+from . import declaration, interpreter
 from .casefile import SHIPPED
 from .cells import CELLS, DtypeCell
+from .declaration import DEVICES, OPERANDS, Declaration, Determinism, Device, Engine, Layouts, NonFinite, Operand
+from .limits import Limits
+from .recipe import Recipe
 
-Determinism = Literal["not_guaranteed", "run_to_run"]
-Engine = Literal["any", "kernels"]
-# What a callable may declare by attributes: one word, or several.
-DECLARATIONS = {
-    "accumulate": get_args(Accumulate),
-    "interpolation": get_args(Interpolation),
-    "coordinates": get_args(Coordinates),
-    "coordinate_dtype": get_args(CoordinateDtype),
-    "corner_sum": get_args(CornerSum),
-    "determinism": get_args(Determinism),
-    "engine": get_args(Engine),
-}
-LISTS = {
-    "dtypes": ("float64", "float32", "float16", "bfloat16"),
-    "accumulators": get_args(Accumulate),
-    "determinisms": get_args(Determinism),
-}
 # (value, spatial_shapes, level_start_index, sampling_locations, attention_weights) -> out
 Operator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -72,6 +60,11 @@ class Subject:
         uniform: whether it computes each (batch, query, head), and the gradients of each sample, by the same operations
             wherever it lies in the call and whatever else the call holds, so that those results have the same bits.
         engine: "kernels" where kernels of its own compute every shape, with no arithmetic left to PyTorch.
+        gradients: operands that get a gradient; none where it has no backward.
+        layouts: "contiguous" where it takes no other operands.
+        empty: whether it takes empty operands.
+        devices: where it runs.
+        nonfinite: "propagate" where what is not finite in a skipped sample may appear in the results.
         variants: the same operator with other blocks, or other numbers of warps, to be compared with it.
     """
 
@@ -88,7 +81,54 @@ class Subject:
     triton_atomics: bool = False
     uniform: bool = False
     engine: Engine = "any"
+    gradients: tuple[Operand, ...] = OPERANDS
+    layouts: Layouts = "any"
+    empty: bool = True
+    devices: tuple[Device, ...] = DEVICES
+    nonfinite: NonFinite = "skip"
     variants: tuple[Subject, ...] = ()
+
+    @property
+    def backward(self) -> bool:
+        """Whether any operand gets a gradient."""
+        return bool(self.gradients)
+
+    def limits(self, device: str) -> Limits:
+        """Return what cases may be drawn for it on "cuda" or "cpu"."""
+        limits = Limits.cuda(self.block_edges) if device == "cuda" else Limits.cpu(self.block_edges)
+        return replace(limits, contiguous=self.layouts == "contiguous", finite=self.nonfinite == "propagate")
+
+    def lacking(self, device: str, *, everything: bool) -> str | None:
+        """Return why a property is not tested on a device, or None when it is.
+
+        Args:
+            device: "cuda" or "cpu".
+            everything: whether the property needs all three gradients.
+        """
+        if device not in self.devices:
+            return f"{self.name} does not declare that it runs on {device}"
+        missing = [operand for operand in OPERANDS if operand not in self.gradients]
+        if not everything or not missing:
+            return None
+        return f"{self.name} does not declare " + (
+            "a backward" if not self.gradients else f"gradients of {' and '.join(missing)}"
+        )
+
+    def declines(self, recipe: Recipe) -> str | None:
+        """Return why a case is not tested, or None when it is.
+
+        Drawn cases are never declined: `limits` and the properties see to it. Cases from files may be.
+        """
+        refusal = self.refuses(recipe.cell)
+        if refusal is not None:
+            return refusal
+        if not self.empty and recipe.empty:
+            return f"{self.name} does not declare empty operands"
+        if self.layouts == "contiguous" and not recipe.contiguous:
+            return f"{self.name} declares contiguous operands alone"
+        if self.nonfinite == "propagate" and not recipe.finite_locations:
+            return f"{self.name} declares that locations which are not finite propagate"
+        return None
 
     def refuses(
         self, cell: DtypeCell, accumulate: Accumulate | None = None, determinism: Determinism | None = None
@@ -125,7 +165,7 @@ class Subject:
         return replace(self, call=told, determinism=determinism)
 
     def observe(
-        self, inputs: Inputs, *, gradients: bool = True, wanted: tuple[bool, bool, bool] = (True, True, True)
+        self, inputs: Inputs, *, gradients: bool = True, wanted: tuple[bool, bool, bool] | None = None
     ) -> Observation:
         """Run the forward, and the backward of sum(out * grad_output) unless told not to.
 
@@ -134,14 +174,16 @@ class Subject:
         Args:
             inputs: the operands.
             gradients: run the backward.
-            wanted: which of value, locations and weights require a gradient; the others get None.
+            wanted: which of value, locations and weights require a gradient; the others get None. Default: those that
+                the subject declares.
         """
+        asked = wanted or tuple(operand in self.gradients for operand in OPERANDS)
         shapes, starts = inputs.level_table()
         if not gradients:
             with torch.no_grad():
                 return Observation(out=self.call(inputs.value, shapes, starts, inputs.locations, inputs.weights))
         operands = [tensor.detach() for tensor in (inputs.value, inputs.locations, inputs.weights)]
-        leaves = [leaf.requires_grad_() for leaf, wants in zip(operands, wanted, strict=True) if wants]
+        leaves = [leaf.requires_grad_() for leaf, wants in zip(operands, asked, strict=True) if wants]
         out = self.call(operands[0], shapes, starts, *operands[1:])
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if out.requires_grad:
@@ -150,7 +192,7 @@ class Subject:
             # Where nothing is sampled, an operator may well never touch its operands.
             found = tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True))
         remaining = iter(found)
-        grads = [next(remaining) if wants else None for wants in wanted]
+        grads = [next(remaining) if wants else None for wants in asked]
         return Observation(
             out=out.detach(),
             grad_value=grads[0],
@@ -164,35 +206,59 @@ def _told(call: Operator, **choice: str) -> Operator:
     return cast(Operator, partial(cast(Callable[..., Tensor], call), **choice))
 
 
-def load(spec: str = SHIPPED, *, device: str = "cpu") -> Subject:
-    """Load the subject named "package.module:callable".
+GROUP = "msda.subjects"
+"""Entry points of installed packages that name a subject."""
 
-    A plain callable declares what differs from the default by attributes: `accumulate`, `interpolation`,
-    `coordinates`, `coordinate_dtype`, `corner_sum` ("flat" unless declared), `dtypes` (names of value dtypes),
-    `mixed_dtypes` (bool), `determinism`, `uniform` (bool), `engine` and `block_edges`. Where it takes `accumulate=` or
-    `determinism=` as keywords, `accumulators` and `determinisms` list what it takes.
+
+def load(spec: str = SHIPPED, *, device: str = "cpu") -> Subject:
+    """Load the subject named "package.module:callable", or the entry point of that name in the group "msda.subjects".
+
+    What is named is a callable with the operator's signature, whose attributes declare what differs from the defaults
+    (see `declaration.Declaration`), or a `Subject`. "@FILE" behind it names a file of declarations, which go before the
+    attributes: "package.module:callable@declaration.toml".
 
     Args:
         spec: module and callable.
         device: "cuda" or "cpu", where the subject will run; the shipped kernels have other blocks in the interpreter.
 
     Raises:
-        ValueError: the spec has no colon, or names something that is not there or cannot be called.
+        ValueError: the spec names something that is not there, cannot be called, or declares what cannot be.
     """
+    name, at, file = spec.partition("@")
+    if name == SHIPPED and not at:
+        return shipped(device=device)
+    found = _find(name)
+    if isinstance(found, Subject):
+        if at:
+            raise ValueError(f"subject: {name!r} is a Subject; expected a callable before '@{file}'")
+        return replace(found, name=spec)
+    if not callable(found):
+        raise ValueError(f"subject: {name!r} is {type(found).__name__}, expected a callable or a Subject")
+    return from_callable(found, name=spec, file=Path(file) if at else None)
+
+
+def _find(spec: str) -> object:
+    """Import what a spec names."""
     module_name, separator, attribute = spec.partition(":")
-    if not separator or not module_name or not attribute or module_name.startswith("."):
-        raise ValueError(f"subject: {spec!r} given, expected 'package.module:callable'")
+    if not separator and spec:
+        points = entry_points(group=GROUP, name=spec)
+        if points:
+            module_name, _, attribute = next(iter(points)).value.partition(":")
+    if not module_name or not attribute or module_name.startswith("."):
+        known = ", ".join(sorted(point.name for point in entry_points(group=GROUP))) or "none"
+        raise ValueError(
+            f"subject: {spec!r} given, expected 'package.module:callable' or an entry point of {GROUP!r} ({known})"
+        )
     try:
-        module = importlib.import_module(module_name)
+        found: object = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise ValueError(f"subject: {module_name!r} has no callable {attribute!r}") from None
     except Exception as error:
         # Whatever a stranger's module raises while it is imported.
         raise ValueError(f"subject: cannot import {module_name!r} of {spec!r}: {error!r}") from error
-    operator = getattr(module, attribute, None)
-    if not callable(operator):
-        raise ValueError(f"subject: {module_name!r} has no callable {attribute!r}")
-    if spec == SHIPPED:
-        return shipped(module_name, device=device)
-    return from_callable(operator, name=spec)
+    return found
 
 
 def shipped(package: str = "msda", *, device: str) -> Subject:
@@ -218,45 +284,48 @@ def shipped(package: str = "msda", *, device: str) -> Subject:
     )
 
 
-def from_callable(operator: Operator, *, name: str) -> Subject:
-    """Wrap a callable with the operator's signature, reading its declarations from its attributes.
+def from_callable(operator: Operator, *, name: str, file: Path | None = None) -> Subject:
+    """Wrap a callable with the operator's signature, reading its declarations from its attributes, and from a file.
 
     Raises:
-        ValueError: a declaration is none of the words it may be.
+        ValueError: the file cannot be read, or a declaration is misspelt or none of the words it may be.
     """
-    for attribute, words in DECLARATIONS.items():
-        declared = getattr(operator, attribute, words[0])
-        if declared not in words:
-            raise ValueError(f"subject: {name}.{attribute} is {declared!r}, expected one of {', '.join(words)}")
-    for attribute, words in LISTS.items():
-        declared = getattr(operator, attribute, words[:1])
-        if isinstance(declared, str) or not declared or not set(declared) <= set(words):
-            raise ValueError(f"subject: {name}.{attribute} is {declared!r}, expected a tuple of {', '.join(words)}")
-    arithmetic = Arithmetic(
-        accumulate=cast(Accumulate, getattr(operator, "accumulate", "float32")),
-        interpolation=cast(Interpolation, getattr(operator, "interpolation", "weights")),
-        coordinates=cast(Coordinates, getattr(operator, "coordinates", "pixel")),
-        coordinate_dtype=cast(CoordinateDtype, getattr(operator, "coordinate_dtype", "float32")),
-        # Nothing is known of a stranger's order of addition.
-        corner_sum=cast(CornerSum, getattr(operator, "corner_sum", "flat")),
-    )
-    dtypes = getattr(operator, "dtypes", ("float64", "float32", "float16", "bfloat16"))
-    mixed = getattr(operator, "mixed_dtypes", True)
+    try:
+        declared = declaration.of_attributes(operator) | (declaration.of_file(file) if file else {})
+    except OSError as error:
+        raise ValueError(f"declaration: {error}") from None
+    return declaring(operator, declaration.checked(declared, name=name), name=name)
+
+
+def declaring(operator: Operator, says: Declaration, *, name: str) -> Subject:
+    """Return the subject that a declaration describes."""
     cells = tuple(
         cell
         for cell in CELLS
-        if str(cell.value).removeprefix("torch.") in dtypes and (mixed or cell.value == cell.locations == cell.weights)
+        if str(cell.value).removeprefix("torch.") in says.dtypes
+        and (says.mixed_dtypes or cell.value == cell.locations == cell.weights)
     )
-    determinism = cast(Determinism, getattr(operator, "determinism", "not_guaranteed"))
     return Subject(
         name=name,
         call=operator,
-        arithmetic=arithmetic,
+        arithmetic=Arithmetic(
+            accumulate=says.accumulate,
+            interpolation=says.interpolation,
+            coordinates=says.coordinates,
+            coordinate_dtype=says.coordinate_dtype,
+            corner_sum=says.corner_sum,
+        ),
         cells=cells,
-        block_edges=getattr(operator, "block_edges", {}),
-        accumulators=tuple(getattr(operator, "accumulators", (arithmetic.accumulate,))),
-        determinisms=tuple(getattr(operator, "determinisms", (determinism,))),
-        determinism=determinism,
-        uniform=getattr(operator, "uniform", False),
-        engine=cast(Engine, getattr(operator, "engine", "any")),
+        block_edges=says.block_edges,
+        validates=says.validates,
+        accumulators=says.accumulators or (says.accumulate,),
+        determinisms=says.determinisms or (says.determinism,),
+        determinism=says.determinism,
+        uniform=says.uniform,
+        engine=says.engine,
+        gradients=says.gradients,
+        layouts=says.layouts,
+        empty=says.empty,
+        devices=says.devices,
+        nonfinite=says.nonfinite,
     )

@@ -105,6 +105,7 @@ BAD_CALLS = [
 ]
 
 
+@pytest.mark.partial
 @pytest.mark.parametrize("cell", SAME, ids=lambda cell: cell.name)
 def test_bad_arguments_are_refused(harness: Harness, cell: DtypeCell) -> None:
     """Every row of the table raises its exception and names the argument, and no operand is written."""

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from properties.accumulators import PAIRS, assume_supported, label, name_of
 from properties.cells import CELLS, DtypeCell
+from properties.declaration import Determinism
 from properties.harness import Harness
 from properties.limits import Limits
 from properties.recipe import Recipe
 from properties.repeat import walk_repeatedly
 from properties.strategies import crowded_recipes, recipes
-from properties.subject import Determinism, Subject
+from properties.subject import Subject
 from properties.verdict import PropertyFailed
 from reference.model import Accumulate
 

@@ -9,6 +9,7 @@ from properties.harness import Harness
 from properties.strategies import recipes
 
 
+@pytest.mark.partial
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_forward_within_bound(harness: Harness, cell: DtypeCell) -> None:
     """Out is within its bound when no gradient is wanted: the path of inference."""

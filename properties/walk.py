@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from reference.expect import Expectation, expect
 from reference.inputs import Inputs
 
+from .declaration import OPERANDS
 from .recipe import Recipe
 from .snapshot import Snapshot
 from .subject import Observation, Subject
@@ -51,6 +52,12 @@ class Case:
     verdict: Verdict
 
 
+def declared_outputs(expectation: Expectation, subject: Subject) -> Expectation:
+    """Leave out the gradients that the subject does not declare."""
+    missing = {f"grad_{operand}": None for operand in OPERANDS if operand not in subject.gradients}
+    return replace(expectation, **missing) if missing else expectation  # type: ignore[arg-type]
+
+
 def walk(
     recipe: Recipe,
     subject: Subject,
@@ -80,6 +87,7 @@ def walk(
     # Before the subject runs: one that overwrites its operands must not change what is expected of it.
     with clock("reference"):
         expectation = oracle(inputs) if oracle else expect(inputs, subject.arithmetic, gradients=gradients)
+        expectation = declared_outputs(expectation, subject)
         before = Snapshot.of(given)
     with clock("subject"), around or nullcontext():
         observation = subject.observe(given, gradients=gradients)
