@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import replay
+from .mutants import command as mutants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,9 @@ class Command:
 
 
 COMMANDS = {
+    "mutants": Command(
+        help="measure how many wrong kernels the properties catch", add_arguments=mutants.add_arguments, run=mutants.run
+    ),
     "replay": Command(help="check recorded cases again", add_arguments=replay.add_arguments, run=replay.run),
 }
 

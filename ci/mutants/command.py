@@ -1,0 +1,272 @@
+"""`python -m ci mutants`: the fault-detection score of the properties, measured.
+
+Exit status 0: every mutant that can run here and is not proven equivalent is killed, and no control alarms. 1: one
+survives, or one alarms. 2: could not be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from properties import devices, gather
+from properties.failures import started_in
+
+from . import mechanical, report
+from .cache import FOLDER, Cache, digest_of_sources
+from .controls import CONTROLS
+from .mutant import Control, Mutant
+from .pool import Pool, WorkerFailed
+from .results import Attempt, Row, Score, settled
+from .worker import Job
+from .zoo import MUTANTS, matching
+
+SEEDS = 3
+MINIMISE_SECONDS = 5.0
+CONTROL_CASES = {"cpu": 60, "cuda": 600}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--list", action="store_true", help="print all names and do nothing")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="these mutants alone; a glob, may be repeated"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
+    parser.add_argument("--seeds", type=_positive, metavar="N", help=f"hunts per mutant: {SEEDS}, 1 with --mechanical")
+    parser.add_argument("--workers", type=_positive, metavar="N", help="processes; default: by cores, or GPU memory")
+    parser.add_argument("--controls", action="store_true", help="run the right operators alone")
+    parser.add_argument(
+        "--cases",
+        type=_positive,
+        metavar="N",
+        help="per control: {cpu} on the CPU, {cuda} on a GPU".format(**CONTROL_CASES),
+    )
+    parser.add_argument("--mechanical", type=_positive, metavar="N", help="mutate the kernels by rule: a sample of N")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of that sample, and of the first hunt: 0")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON to this file")
+    parser.add_argument("--fresh", action="store_true", help=f"do not read what is known already in {FOLDER.name}")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} given, expected 1 or more")
+    return int(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one call of the command is to do.
+
+    Attributes:
+        mutants: wrong operators.
+        controls: right ones.
+        seeds: of the hunts of a mutant.
+        cases: of a control.
+        edits: what a mutant changes, by name, where its name does not say it.
+    """
+
+    mutants: Sequence[Mutant]
+    controls: Sequence[Control]
+    seeds: tuple[int, ...]
+    cases: int
+    edits: dict[str, str]
+
+
+def run(
+    options: argparse.Namespace, *, zoo: Sequence[Mutant] | None = None, controls: Sequence[Control] = CONTROLS
+) -> int:
+    """Measure, and return the exit status.
+
+    Args:
+        options: of the command line.
+        zoo: mutants instead of the shipped zoo.
+        controls: right operators.
+    """
+    to = report.console()
+    try:
+        if options.list:
+            sys.stdout.write(report.listing(MUTANTS if zoo is None else zoo, controls) + "\n")
+            return 0
+        device = devices.choose(options.device)
+        if device.type == "cpu":
+            devices.prepare_interpreter()
+        plan = make_plan(options, device.type, zoo=zoo, controls=controls)
+        workers = options.workers or device.workers(devices.cores())
+        pool = Pool(device, workers, hang_seconds=getattr(options, "hang_seconds", None))
+        header = {
+            "device": device.type,
+            "device_name": str(device),
+            "versions": gather.versions(),
+            "seeds": list(plan.seeds),
+            "workers": workers,
+            "mechanical": options.mechanical,
+            "sample_seed": options.seed,
+            "cases_per_control": plan.cases,
+        }
+        context = {key: header[key] for key in ("device", "device_name", "versions")}
+        cache = Cache(
+            {**context, "sources": digest_of_sources()},
+            folder=getattr(options, "cache", FOLDER),
+            enabled=not options.fresh,
+        )
+        to.print(
+            f"{device}; {workers} worker{'s' if workers > 1 else ''}; seeds {', '.join(map(str, plan.seeds))}",
+            soft_wrap=True,
+        )
+        mutants = measure(plan, pool, cache, to)
+        judged = measure_controls(plan, pool, cache, to)
+    except (OSError, ValueError, WorkerFailed) as error:
+        sys.stderr.write(f"mutants: error: {error}\n")
+        return 2
+    status = status_of(mutants, judged)
+    if mutants:
+        report.tell(to, mutants)
+    if judged:
+        alarms = sum(row.standing == "killed" for row in judged)
+        ran = [row for row in judged if not row.not_run]
+        cases = sum(attempt.examples for row in ran for attempt in row.attempts)
+        seconds = sum(row.seconds for row in ran)
+        to.print(
+            f"controls: {len(ran)} of {len(judged)} ran, {cases} cases, {alarms} false alarms; {seconds:.0f} s of CPU",
+            style="bold",
+        )
+    if options.json:
+        try:
+            target = started_in(Path.cwd()) / options.json
+            report.write_json(target, report.as_json(header, mutants, judged, status=status))
+        except OSError as error:
+            sys.stderr.write(f"mutants: error: json: {error}\n")
+            return 2
+    return status
+
+
+def make_plan(
+    options: argparse.Namespace, device: str, *, zoo: Sequence[Mutant] | None, controls: Sequence[Control]
+) -> Plan:
+    """Decide what to run.
+
+    Args:
+        options: of the command line.
+        device: "cuda" or "cpu".
+        zoo: mutants instead of the shipped zoo.
+        controls: right operators.
+
+    Raises:
+        ValueError: the options do not go together, or name nothing.
+    """
+    chosen = [name for name in ("controls", "mechanical", "only") if getattr(options, name)]
+    if len(chosen) > 1:
+        raise ValueError(f"--{' and --'.join(chosen)} given, expected one of them")
+    mutants: Sequence[Mutant] = matching(options.only) if zoo is None else zoo
+    edits: dict[str, str] = {}
+    if options.mechanical:
+        sample = mechanical.sample(options.mechanical, seed=options.seed)
+        mutants = [one.mutant for one in sample]
+        edits = {one.mutant.name: one.diff for one in sample}
+    seeds = options.seeds or (1 if options.mechanical else SEEDS)
+    return Plan(
+        mutants=[] if options.controls else mutants,
+        controls=[] if options.mechanical or options.only else controls,
+        seeds=tuple(range(options.seed, options.seed + seeds)),
+        cases=options.cases or CONTROL_CASES[device],
+        edits=edits,
+    )
+
+
+def measure(plan: Plan, pool: Pool, cache: Cache, to: report.Console) -> list[Row]:
+    """Hunt all mutants of a plan and return their rows in its order."""
+
+    def job_of(mutant: Mutant) -> Job:
+        # A proof is not put to the vote: it is run, and shown.
+        seeds = plan.seeds[:1] if mutant.equivalent else plan.seeds
+        return Job(subject=mutant, seeds=seeds, minimise_seconds=0.0 if plan.edits else MINIMISE_SECONDS)
+
+    def row_of(mutant: Mutant, attempts: tuple[Attempt, ...], **more: Any) -> Row:
+        edit = plan.edits.get(mutant.name, "")
+        return Row(
+            name=mutant.name, family=mutant.family, attempts=attempts, equivalent=mutant.equivalent, edit=edit, **more
+        )
+
+    return _measure(plan.mutants, job_of, row_of, pool, cache, to, "mutants")
+
+
+def measure_controls(plan: Plan, pool: Pool, cache: Cache, to: report.Console) -> list[Row]:
+    """Run all controls of a plan and return their rows in its order."""
+
+    def job_of(control: Control) -> Job:
+        return Job(subject=control, seeds=plan.seeds[:1], cases=plan.cases)
+
+    def row_of(control: Control, attempts: tuple[Attempt, ...], **more: Any) -> Row:
+        return Row(name=control.name, family="control", attempts=attempts, **more)
+
+    return _measure(plan.controls, job_of, row_of, pool, cache, to, "controls")
+
+
+def _measure(
+    subjects: Sequence[Any],
+    job_of: Callable[[Any], Job],
+    row_of: Callable[..., Row],
+    pool: Pool,
+    cache: Cache,
+    to: report.Console,
+    title: str,
+) -> list[Row]:
+    rows: dict[int, Row] = {}
+    jobs: list[Job] = []
+    places: list[int] = []
+    with report.Watch(to, len(subjects), title) as watch:
+        for place, subject in enumerate(subjects):
+            if subject.needs_gpu and pool.device.type == "cpu":
+                rows[place] = row_of(subject, (), not_run=subject.needs_gpu)
+                watch.finished(rows[place])
+                continue
+            job = job_of(subject)
+            known = _known(job, cache)
+            if known is None:
+                jobs.append(job)
+                places.append(place)
+                continue
+            rows[place] = row_of(subject, known, cached=True)
+            watch.finished(rows[place])
+
+        def done(number: int, attempts: tuple[Attempt, ...]) -> None:
+            place, job = places[number], jobs[number]
+            for attempt in attempts:
+                cache.put(_key(cache, job, attempt.seed), attempt)
+            rows[place] = row_of(subjects[place], attempts)
+            watch.finished(rows[place])
+
+        if jobs:
+            pool.run(jobs, done)
+    return [rows[place] for place in range(len(subjects))]
+
+
+def _key(cache: Cache, job: Job, seed: int) -> str:
+    minimise = job.minimise_seconds if seed == job.seeds[0] else 0.0
+    return cache.key(job.subject, seed=seed, minimise=minimise, cases=job.cases)
+
+
+def _known(job: Job, cache: Cache) -> tuple[Attempt, ...] | None:
+    attempts: list[Attempt] = []
+    for seed in job.seeds:
+        if settled(attempts, len(job.seeds)):
+            break
+        attempt = cache.get(_key(cache, job, seed))
+        if attempt is None:
+            return None
+        attempts.append(attempt)
+    return tuple(attempts)
+
+
+def status_of(mutants: Sequence[Row], controls: Sequence[Row]) -> int:
+    """Return 0 when every mutant is killed that should be and no control alarms, else 1."""
+    score = Score.of(mutants)
+    # A control that does not even compile is none.
+    alarms = any(row.standing in ("killed", "stillborn") for row in controls)
+    hand_written_stillborn = any(row.standing == "stillborn" and row.family != "mechanical" for row in mutants)
+    return int(bool(score.counts["survived"]) or bool(score.contradicted) or alarms or hand_written_stillborn)

@@ -1,0 +1,143 @@
+"""The fixed order in which properties are tried on a mutant or a control.
+
+A hunt goes round: each round gives every property a few cases, the most general one first, so that a fault that one
+special property alone can see does not wait until the general one has spent its budget. All properties of a round draw
+from one dtype cell where they can; the next round has another one. Which cell comes first depends on the seed. On a GPU
+that means few compilations, and all of them are shared by the seeds of a mutant.
+
+Nothing here depends on the mutant.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One property in a round.
+
+    Attributes:
+        module: of `properties`.
+        function: test function, which takes a harness and its parameters.
+        examples: cases in one round.
+    """
+
+    module: str
+    function: str
+    examples: int
+
+    def load(self) -> Callable[..., None]:
+        """Import the test function."""
+        found: Callable[..., None] = getattr(importlib.import_module(f"properties.{self.module}"), self.function)
+        return found
+
+
+TURNS = (
+    Turn(module="test_gradients", function="test_gradients_within_bound", examples=5),
+    Turn(module="test_arguments", function="test_bad_arguments_are_refused", examples=2),
+    Turn(module="test_determinism", function="test_equal_runs_are_within_bound", examples=3),
+    Turn(module="test_skipped", function="test_skipped_samples_contribute_nothing", examples=3),
+    Turn(module="test_containment", function="test_fresh_memory_is_written", examples=2),
+    Turn(module="test_containment", function="test_unsampled_pixels_appear_nowhere", examples=2),
+    Turn(module="test_lattice", function="test_exact_on_a_lattice", examples=4),
+    Turn(module="test_calls", function="test_gradients_of_some_operands", examples=3),
+    Turn(module="test_calls", function="test_level_tables_of_other_forms", examples=2),
+    Turn(module="test_empty", function="test_empty_operands", examples=4),
+    Turn(module="test_accumulators", function="test_native_accumulation_within_bound", examples=3),
+    Turn(module="test_exact_float64", function="test_float64_within_exact_bound", examples=2),
+    Turn(module="test_metamorphic", function="test_entries_do_not_mix", examples=3),
+    Turn(module="test_metamorphic", function="test_powers_of_two_scale_exactly", examples=3),
+    Turn(module="test_metamorphic", function="test_rows_may_be_permuted", examples=3),
+    Turn(module="test_metamorphic", function="test_samples_may_be_permuted", examples=2),
+    Turn(module="test_metamorphic", function="test_batch_may_be_split", examples=2),
+    Turn(module="test_metamorphic", function="test_weight_zero_adds_nothing", examples=2),
+    Turn(module="test_metamorphic", function="test_mirrored_maps", examples=2),
+    Turn(module="test_metamorphic", function="test_factors_sum_to_one", examples=2),
+    Turn(module="test_metamorphic", function="test_results_are_linear", examples=2),
+    Turn(module="test_metamorphic", function="test_blocks_and_warps_do_not_matter", examples=4),
+    Turn(module="test_adjoint", function="test_gradients_are_adjoint_to_the_forward", examples=2),
+    Turn(module="test_adjoint", function="test_differences_are_exact", examples=2),
+    Turn(module="test_gradients", function="test_gradcheck", examples=2),
+    Turn(module="test_determinism", function="test_runs_agree", examples=2),
+    Turn(module="test_determinism", function="test_runs_are_equal", examples=2),
+    Turn(module="test_forward", function="test_forward_within_bound", examples=2),
+)
+ROUNDS = 2
+# What is left after the rounds is given the regression corpus, as every run of the properties is: one case a file.
+CORPUS = Turn(module="test_corpus", function="test_corpus", examples=1)
+# The cells of the rounds. A hunt starts at its seed's and goes on from there.
+CELLS = (
+    "float32",
+    "float16-float32-float32",
+    "bfloat16",
+    "float64",
+    "float16-float16-float32",
+    "bfloat16-float32-bfloat16",
+    "float16",
+    "bfloat16-bfloat16-float32",
+    "float16-float32-float16",
+    "bfloat16-float32-float32",
+)
+
+
+def cell_of(seed: int, number: int) -> str:
+    """Return the name of the dtype cell of a round."""
+    return CELLS[(seed + number) % len(CELLS)]
+
+
+def variants(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
+    """Yield the arguments that a test function is parametrised with, besides its harness."""
+    choices: list[list[dict[str, Any]]] = []
+    for mark in getattr(function, "pytestmark", ()):
+        if mark.name != "parametrize":
+            continue
+        names, rows = mark.args[0], mark.args[1]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        many = len(names) > 1
+        choices.append([dict(zip(names, row if many else (row,), strict=True)) for row in rows])
+    for combination in product(*choices):
+        yield {name: value for part in combination for name, value in part.items()}
+
+
+def variant_of(
+    function: Callable[..., None], seed: int, number: int, refuses: Callable[..., str | None]
+) -> dict[str, Any] | None:
+    """Choose the arguments of a test function for one round.
+
+    Args:
+        function: of a property.
+        seed: of the hunt.
+        number: of the round.
+        refuses: `Subject.refuses`.
+
+    Returns:
+        Those of the round's dtype cell, in turn if there are several; of another cell if the property is not about
+        that one; None if the subject declares none of them.
+    """
+    offered = []
+    for variant in variants(function):
+        cell = variant.get("cell")
+        if cell is None or refuses(cell, variant.get("accumulate")) is None:
+            offered.append(variant)
+    if not offered:
+        return None
+    wanted = cell_of(seed, number)
+    fitting = [one for one in offered if getattr(one.get("cell"), "name", wanted) == wanted]
+    chosen = fitting or offered
+    return chosen[(seed + number) % len(chosen)]
+
+
+def rounds_for(cases: int) -> tuple[int, int]:
+    """Return rounds and a factor of the examples of every turn that make about so many cases.
+
+    Args:
+        cases: of one seed; few are spread over few dtype cells.
+    """
+    one_round = sum(turn.examples for turn in TURNS)
+    rounds = max(1, min(len(CELLS), cases // one_round))
+    return rounds, max(1, -(-cases // (rounds * one_round)))

@@ -1,0 +1,48 @@
+"""All mutants by name."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+from . import zoo_geometry, zoo_gradients, zoo_operator, zoo_plans, zoo_precision
+from .mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *zoo_geometry.MUTANTS,
+    *zoo_gradients.MUTANTS,
+    *zoo_precision.MUTANTS,
+    *zoo_plans.MUTANTS,
+    *zoo_operator.MUTANTS,
+)
+_BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+
+def named(name: str) -> Mutant:
+    """Return the mutant of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in _BY_NAME:
+        raise ValueError(f"mutant: {name!r} given, expected one of those that `python -m ci mutants --list` prints")
+    return _BY_NAME[name]
+
+
+def matching(patterns: Iterable[str]) -> tuple[Mutant, ...]:
+    """Return the mutants whose names match any of some globs, in their usual order; all without a glob.
+
+    Args:
+        patterns: as in a shell: `*`, `?` and `[...]`.
+
+    Raises:
+        ValueError: a glob matches none.
+    """
+    wanted = tuple(patterns)
+    found: set[str] = set()
+    for pattern in wanted:
+        matches = fnmatch.filter(_BY_NAME, pattern)
+        if not matches:
+            raise ValueError(f"only: {pattern!r} matches none of the {len(MUTANTS)} mutants that --list prints")
+        found.update(matches)
+    return tuple(mutant for mutant in MUTANTS if not wanted or mutant.name in found)
