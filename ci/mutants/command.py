@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from properties import devices, gather
 from properties.failures import started_in
 
@@ -178,7 +180,7 @@ def make_plan(
     )
 
 
-def measure(plan: Plan, pool: Pool, cache: Cache, to: report.Console) -> list[Row]:
+def measure(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     """Hunt all mutants of a plan and return their rows in its order."""
 
     def job_of(mutant: Mutant) -> Job:
@@ -195,7 +197,7 @@ def measure(plan: Plan, pool: Pool, cache: Cache, to: report.Console) -> list[Ro
     return _measure(plan.mutants, job_of, row_of, pool, cache, to, "mutants")
 
 
-def measure_controls(plan: Plan, pool: Pool, cache: Cache, to: report.Console) -> list[Row]:
+def measure_controls(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     """Run all controls of a plan and return their rows in its order."""
 
     def job_of(control: Control) -> Job:
@@ -213,7 +215,7 @@ def _measure(
     row_of: Callable[..., Row],
     pool: Pool,
     cache: Cache,
-    to: report.Console,
+    to: Console,
     title: str,
 ) -> list[Row]:
     rows: dict[int, Row] = {}

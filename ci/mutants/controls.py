@@ -1,4 +1,4 @@
-"""Right operators that are not the shipped one: other plans, other orders of addition, other arithmetic. None may alarm."""
+"""Right operators that are not the shipped one: other plans, orders of addition, arithmetic. None may alarm."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ HERE = "ci.mutants.operators"
 SUM = "s = (hy * hx)[:, None] * v00 + (hy * lx)[:, None] * v01 + (ly * hx)[:, None] * v10 + (ly * lx)[:, None] * v11"
 ADD = "        acc += tl.sum(tl.reshape(weight[:, None] * s, (BLOCK_Q, BLOCK_P, BLOCK_D)), axis=1)"
 FACTORS = "c00, c01, c10, c11 = weight * w00, weight * w01, weight * w10, weight * w11"
+BY_CHANNELS = "    d_block = pid % d_blocks\n    pid = pid // d_blocks\n"
+BY_QUERIES = "    q_block = pid % q_blocks\n    pid = pid // q_blocks\n"
 LOOP = "    for p_start in range(0, LK, BLOCK_P):\n"
 SCATTERS = "".join(
     f"        _scatter(grad_base, p{corner}, grad_stride, channel, ok, c{corner}[:, None] * g, VEC)\n"
@@ -63,7 +65,7 @@ EDITED = (
         edits=(
             Edit(
                 before=LOOP,
-                after="    for p_back in range(0, LK, BLOCK_P):\n        p_start = (LK - 1) // BLOCK_P * BLOCK_P - p_back\n",
+                after=LOOP.replace("p_start", "p_back") + "        p_start = (LK - 1) // BLOCK_P * BLOCK_P - p_back\n",
             ),
         ),
     ),
@@ -86,7 +88,8 @@ EDITED = (
         edits=(
             Edit(
                 before=SUM,
-                after="s = (v00 + lx[:, None] * (v01 - v00)) * hy[:, None] + (v10 + lx[:, None] * (v11 - v10)) * ly[:, None]",
+                after="s = (v00 + lx[:, None] * (v01 - v00)) * hy[:, None] "
+                "+ (v10 + lx[:, None] * (v11 - v10)) * ly[:, None]",
             ),
         ),
         declares={"interpolation": "lerp"},
@@ -147,8 +150,8 @@ EDITED = (
         name="programs numbered by query block first",
         edits=(
             Edit(
-                before="    d_block = pid % d_blocks\n    pid = pid // d_blocks\n    q_block = pid % q_blocks\n    pid = pid // q_blocks\n",
-                after="    q_block = pid % q_blocks\n    pid = pid // q_blocks\n    d_block = pid % d_blocks\n    pid = pid // d_blocks\n",
+                before=BY_CHANNELS + BY_QUERIES,
+                after=BY_QUERIES + BY_CHANNELS,
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Hunting for a failing case of one subject with one property after another: how soon a fault shows, and how small it is."""
+"""Hunting one subject with one property after another: how soon a fault shows, and how small its case gets."""
 
 from __future__ import annotations
 

@@ -206,8 +206,9 @@ def _of_expression(root: ast.expr) -> Iterator[_Found]:
         elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             changed_op = ast.BinOp(left=node.left, op=OPERATORS[type(node.op)](), right=node.right)
             yield "operator", node, f"({ast.unparse(changed_op)})"
-        elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            yield "constant", node, repr(node.value + 1)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+            if not isinstance(node.value, bool):
+                yield "constant", node, repr(node.value + 1)
         elif isinstance(node, ast.Call):
             yield from _of_call(node)
 

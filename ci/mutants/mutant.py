@@ -146,7 +146,15 @@ class Control:
 
 
 def one_edit(
-    name: str, family: Family, before: str, after: str, *, file: str = "kernels.py", occurrence: int = 0, **told: str
+    name: str,
+    family: Family,
+    before: str,
+    after: str,
+    *,
+    file: str = "kernels.py",
+    occurrence: int = 0,
+    equivalent: str = "",
+    needs_gpu: str = "",
 ) -> Mutant:
     """Return a mutant of one edit.
 
@@ -157,8 +165,8 @@ def one_edit(
         after: see `Edit`.
         file: see `Edit`.
         occurrence: see `Edit`.
-        told: `equivalent` or `needs_gpu` of the mutant.
+        equivalent: of the mutant.
+        needs_gpu: of the mutant.
     """
-    return Mutant(
-        name=name, family=family, edits=(Edit(before=before, after=after, file=file, occurrence=occurrence),), **told
-    )
+    edit = Edit(before=before, after=after, file=file, occurrence=occurrence)
+    return Mutant(name=name, family=family, edits=(edit,), equivalent=equivalent, needs_gpu=needs_gpu)

@@ -79,7 +79,7 @@ class _TakeSorted(torch.autograd.Function):
         return rows[index]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (index,) = ctx.saved_tensors
         order = torch.argsort(index, stable=True)
         # Not `bincount`, which is none of the deterministic algorithms.
@@ -88,7 +88,7 @@ class _TakeSorted(torch.autograd.Function):
 
 
 def _sorted(rows: Tensor, index: Tensor) -> Tensor:
-    taken: Tensor = _TakeSorted.apply(rows, index)  # type: ignore[no-untyped-call]
+    taken: Tensor = _TakeSorted.apply(rows, index)
     return taken
 
 

@@ -1,8 +1,8 @@
 """The worker processes: jobs go out, attempts come in; a worker that dies or overruns is replaced.
 
-Without a GPU every job gets a process of its own, forked from a server that has imported everything and run nothing: what
-one mutant writes out of bounds cannot reach the next. A process that uses a GPU cannot be forked so, and takes seconds to
-start; it lives until a mutant ends it.
+Without a GPU every job gets a process of its own, forked from a server that has imported everything and run nothing:
+what one mutant writes out of bounds cannot reach the next. A process that uses a GPU cannot be forked so, and takes
+seconds to start; it lives until a mutant ends it.
 """
 
 from __future__ import annotations

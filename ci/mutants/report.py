@@ -59,7 +59,7 @@ class Watch:
     def finished(self, row: Row) -> None:
         """Take note of one row."""
         self._finished += 1
-        self._fresh += not row.cached
+        self._fresh += not (row.cached or row.not_run)
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
             if row.standing not in ("killed",) and row.family != "control":

@@ -205,7 +205,7 @@ class Score:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Score:
         """Count."""
-        counts = {standing: 0 for standing in ("killed", "survived", "equivalent", "stillborn", "not run")}
+        counts = dict.fromkeys(("killed", "survived", "equivalent", "stillborn", "not run"), 0)
         by_kind: dict[str, int] = {}
         for row in rows:
             counts[row.standing] += 1

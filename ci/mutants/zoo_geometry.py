@@ -1,7 +1,7 @@
 """Mutants of where samples lie: indexing, masks and borders, interpolation weights.
 
-Edits that might reach past the end of a tensor are clamped, or read only: a mutant must be caught by its numbers, not by
-chance.
+Edits that might reach past the end of a tensor are clamped, or read only: a mutant must be caught by its numbers, not
+by chance.
 """
 
 from __future__ import annotations

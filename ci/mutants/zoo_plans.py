@@ -212,8 +212,8 @@ LEVELS = (
     one_edit(
         "level starts kept in 8 bits",
         "level table",
-        "        *(tensor.to(device=operands.value.device, dtype=torch.int64).contiguous() for tensor in table),",
-        "        *(tensor.to(device=operands.value.device, dtype=torch.uint8).long().contiguous() for tensor in table),",
+        INT64_TABLE,
+        INT64_TABLE.replace("torch.int64)", "torch.uint8).long()"),
         file="launch.py",
     ),
 )

@@ -1,7 +1,7 @@
 """Mutants of arithmetic and memory: dtypes and precision, accumulators and initialisation, atomics and races.
 
-Some of them only show in repeated runs, or to oracles that have no tolerance: they stay within every error bound, or are
-right as long as programs run in ascending order.
+Some of them only show in repeated runs, or to oracles that have no tolerance: they stay within every error bound, or
+are right as long as programs run in ascending order.
 """
 
 from __future__ import annotations
