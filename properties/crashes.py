@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from . import failures, journal
+from . import failures, gather, journal
+from .report import ItemStats
 from .session import Run, run_of
 
 # A suspect is confirmed once, and while the others go on; a crash loop must not fill the machine.
@@ -85,6 +86,9 @@ class Crashes:
         reason = entry.reason(time.time())
         kept = failures.keep(config, run, test, entry.case.recipe, reason)
         report.longrepr = "\n".join([str(report.longrepr), f"  {reason}", *kept.lines])
+        name, bracket, variant = test.partition("[")
+        stats = ItemStats(test=name, variant=variant[:-1] if bracket else "", failure=kept.record)
+        report.user_properties.append((gather.RECORD, stats.as_dict()))
         if kept.path is not None:
             self._confirm(config, run, test, report, kept.path)
 

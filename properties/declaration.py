@@ -16,7 +16,7 @@ from reference.model import Accumulate, CoordinateDtype, Coordinates, CornerSum,
 
 Determinism = Literal["not_guaranteed", "run_to_run"]
 Engine = Literal["any", "kernels"]
-NonFinite = Literal["skip", "propagate"]
+NonFinite = Literal["skip", "propagate", "overflow"]
 Layouts = Literal["any", "contiguous"]
 Operand = Literal["value", "sampling_locations", "attention_weights"]
 Device = Literal["cuda", "cpu"]
@@ -61,7 +61,8 @@ class Declaration:
         empty: whether B, Q, L, K, M or D may be 0.
         devices: where it runs.
         nonfinite: "skip": a sample that is outside or not finite contributes nothing, whatever its weight; "propagate":
-            NaN and infinite locations, and such weights of skipped samples, may appear in the results.
+            NaN and infinite locations, and such weights of skipped samples, may appear in the results; "overflow": so
+            may finite locations whose pixel coordinates are outside the range of int32.
         validates: whether it promises the errors of the shipped operator for bad arguments.
         engine: "kernels" when kernels of its own compute all results, "any" when PyTorch may.
         accumulate, interpolation, coordinates, coordinate_dtype, corner_sum: see `reference.model.Arithmetic`. Nothing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,13 @@ class Kept:
         lines: end of the story: class, subject, property, recipe, case file, replay line.
         path: the case file, None when none was written.
         replay: the command that runs it again, "" without a file.
+        record: the failure in plain JSON values, for the summary of the run.
     """
 
     lines: list[str]
     path: Path | None = None
     replay: str = ""
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 def started_in(folder: Path) -> Path:
@@ -74,17 +76,20 @@ def keep(
     """
     kind = kind_of(error) if error is not None else "crash"
     told = [f"  class     {kind}: {MEANING[kind]}"]
+    evidence = tuple(map(casefile.evidence_to_dict, getattr(error, "evidence", ())))
+    headline = (failure.splitlines() or [""])[0]
+    record: dict[str, Any] = {"class": kind, "failure": headline, "evidence": list(evidence)}
     if config.getoption("msda_case") or not hasattr(recipe, "to_dict"):
-        return Kept(lines=told)
+        return Kept(lines=told, record=record)
     case = casefile.CaseFile(
         recipe=recipe,
         property=nodeid,
         subject=recorded.subject if recorded else run.subject,
         device=recorded.device if recorded else run.device.type,
         gpu="" if recorded else str(run.device),
-        failure=(failure.splitlines() or [""])[0],
+        failure=headline,
         kind=kind,
-        evidence=tuple(map(casefile.evidence_to_dict, getattr(error, "evidence", ()))),
+        evidence=evidence,
         versions={} if recorded else versions(),
         seed=None if recorded else run.seed,
     )
@@ -98,7 +103,8 @@ def keep(
         f"  case      {os.path.relpath(path, user_folder(config))}",
         f"  replay    {replay}",
     ]
-    return Kept(lines=lines, path=path, replay=replay)
+    record |= {"recipe": recipe.describe(), "case": str(path)}
+    return Kept(lines=lines, path=path, replay=replay, record=record)
 
 
 def journal_of(item: pytest.Item, run: Run) -> Journal:

@@ -27,12 +27,15 @@ def summary(reports: Mapping[str, Sequence[Any]], *, header: Mapping[str, Any]) 
     items: dict[str, ItemStats] = {}
     failed: set[str] = set()
     skipped: dict[str, str] = {}
+    expected: set[str] = set()
     for outcome in reports.values():
         for one in outcome:
             if not isinstance(one, pytest.TestReport):
                 continue
             if one.failed:
                 failed.add(one.nodeid)
+            if one.skipped and hasattr(one, "wasxfail"):
+                expected.add(one.nodeid)
             if one.skipped and isinstance(one.longrepr, tuple):
                 skipped[one.nodeid] = str(one.longrepr[2]).removeprefix("Skipped: ")
             for name, record in one.user_properties:
@@ -40,6 +43,8 @@ def summary(reports: Mapping[str, Sequence[Any]], *, header: Mapping[str, Any]) 
                     items[one.nodeid] = ItemStats.from_dict(record)
     for nodeid, item in items.items():
         item.outcome = "failed" if nodeid in failed else "skipped" if nodeid in skipped else "passed"
+        if nodeid in expected:
+            item.outcome = "expected"
     return Summary(
         header=header,
         items=merge(items.values()),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # `hypothesis.target` wants finite scores; 2^-30 of a bound is as good as exact.
 SMALLEST_SCORE = 2.0**-30
 LARGEST_SCORE = 2.0**30
+MINIMISE_SECONDS = 20.0
 # Stands among the outputs for the difference of repeated runs over its bound.
 RUN_TO_RUN = "run to run"
 
@@ -72,7 +73,7 @@ class Harness:
     on_failure: Callable[[Any, Exception], Sequence[str]] | None = None
     journal: Journal | None = None
     compiles: CompileCounter = field(default_factory=CompileCounter)
-    minimise_seconds: float = 20.0
+    minimise_seconds: float = MINIMISE_SECONDS
     _loops: int = 0
     _shrinking: bool = False
     _failing: tuple[Any, Exception] | None = None

@@ -30,6 +30,7 @@ class Limits:
         max_tile_elements: B * Q * M * L * K * D, what the reference works on.
         contiguous: whether operands must be contiguous.
         finite: whether locations must be finite as they are stored.
+        moderate: whether pixel coordinates must also be in the range of int32.
     """
 
     queries: tuple[int, ...] = (8,)
@@ -40,6 +41,7 @@ class Limits:
     max_tile_elements: int = 1 << 22
     contiguous: bool = False
     finite: bool = False
+    moderate: bool = False
 
     def __post_init__(self) -> None:
         for name in ("queries", "samples", "channels"):

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from properties import budget, casefile, crashes, devices, failures, gather, journal, profiles, report
+from properties import budget, casefile, crashes, devices, expected, failures, gather, journal, profiles, report
 from properties.casefile import SHIPPED
 from properties.corpus_order import corpus_first
+from properties.kinds import kind_of
 from properties.session import Run, is_active, run_of, tell
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="end a process whose case takes longer (default: 180; 0: never)",
     )
+    group.addoption(
+        "--msda-minimise",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time to make the numbers of a failing case smaller (default: 20; 0: not at all)",
+    )
+    group.addoption("--msda-expected", metavar="FILE", help="failures that are expected, as TOML; others fail the run")
     group.addoption("--msda-target", action="store_true", help="steer the draws towards large errors")
 
 
@@ -124,6 +132,7 @@ def pytest_configure(config: pytest.Config) -> None:
             run.load_subject()
         if config.getoption("msda_case"):
             _ = casefile.read(failures.user_folder(config) / config.getoption("msda_case"))
+        expected.of(config)
         for target in _targets(config):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
@@ -146,11 +155,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Confirm crashes. Do not call it a success when a subject or a case was named and nothing was run on it."""
+    """Confirm crashes and expected failures, and that something was run on a subject or a case that was named."""
     config = session.config
     if CRASHES in config.stash:
         config.stash[CRASHES].confirm()
     reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and exitstatus == 0 and expected.unmet(config, reporter):
+        session.exitstatus = exitstatus = pytest.ExitCode.TESTS_FAILED
     named = config.getoption("msda_subject", None) or config.getoption("msda_case", None)
     if not named or exitstatus != 0 or reporter is None or hasattr(config, "workerinput"):
         return
@@ -212,7 +223,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     """The subject under test, and the means to draw and judge cases for the property that asks for it."""
     import torch  # noqa: PLC0415 - after device and GPU are settled
 
-    from properties.harness import Harness  # noqa: PLC0415
+    from properties.harness import MINIMISE_SECONDS, Harness  # noqa: PLC0415
     from properties.probe import facts, informed  # noqa: PLC0415
 
     config, item = request.config, request.node
@@ -238,6 +249,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     if subject.triton_atomics:
         # Here and not in the header: the process that only hands out work must not touch the GPU.
         subject, stats.facts = informed(subject, device), facts(device)
+
+    def on_failure(recipe: Any, error: Exception) -> list[str]:
+        kept = failures.keep(config, run, item.nodeid, recipe, str(error), error=error)
+        stats.failure = kept.record
+        return kept.lines
+
     yield Harness(
         subject=subject,
         device=device,
@@ -248,9 +265,12 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         database=database if run.profile.keeps_failures else None,
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
-        on_failure=lambda recipe, error: failures.keep(config, run, item.nodeid, recipe, str(error), error=error).lines,
+        on_failure=on_failure,
         journal=notes,
         compiles=run.compiles,
+        minimise_seconds=MINIMISE_SECONDS
+        if config.getoption("msda_minimise") is None
+        else config.getoption("msda_minimise"),
     )
     # A fault that nothing has waited for so far is this test's, and not that of the next one.
     notes.probe()
@@ -297,7 +317,9 @@ def _case(config: pytest.Config, cell: Any) -> Any:
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
     """Tell which case a worker was running when it ended, and run that case once more alone."""
-    report.node.config.stash.setdefault(CRASHES, crashes.Crashes()).note(crashitem, report)
+    config = report.node.config
+    config.stash.setdefault(CRASHES, crashes.Crashes()).note(crashitem, report)
+    expected.forgive(config, report, "crash")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -316,6 +338,8 @@ def pytest_runtest_makereport(
         if shown.reprcrash is not None:
             shown.reprcrash.message = lines[0]
         made.longrepr = shown
+    if error is not None and made.failed:
+        expected.forgive(item.config, made, kind_of(error))
     return made
 
 
@@ -336,6 +360,8 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         is_terminal = bool(getattr(terminalreporter, "isatty", False)) and terminalreporter.hasmarkup
         width = terminalreporter._tw.fullwidth if is_terminal else 120  # pytest's own measure
         terminalreporter.write(report.render(summary, width=width, color=is_terminal))
+    for line in expected.unmet(config, terminalreporter):
+        terminalreporter.write_line(line, red=True)
     if hasattr(config, "workerinput"):
         # A worker that is ended early reports too; its part is not the run.
         return

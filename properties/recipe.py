@@ -36,6 +36,10 @@ LOCATION_PATTERNS = (
     "infinite",
     "nan",
 )
+# What the patterns reach in magnitude; the others stay near the map, or within 1,500 of its sides.
+MODERATE = 1500.0
+LARGEST_LOCATION = {"huge": 1e30, "infinite": math.inf, "nan": math.nan}
+FLOAT16_OVERFLOW = 65520.0
 VALUE_PATTERNS = ("normal", "wide", "sparse", "constant", "huge", "subnormal")
 WEIGHT_PATTERNS = ("softmax", "raw", "negative", "zero")
 # Patterns of exact arithmetic, whose numbers a `Lattice` describes. A strategy draws them only when it is asked to.
@@ -257,14 +261,16 @@ class Recipe:
         return all(getattr(self, f"{operand}_layout") == "contiguous" for operand in OPERANDS)
 
     @property
-    def finite_locations(self) -> bool:
-        """Whether no stored location is infinite or NaN."""
+    def largest_location(self) -> float:
+        """A bound on the magnitude of the stored locations, infinite where one of them is not finite."""
         if self.explicit is not None:
-            return all(map(math.isfinite, self.explicit.numbers("locations")))
-        patterns = {"infinite", "nan"} | ({"huge"} if self.cell.locations == torch.float16 else set())
-        largest = torch.finfo(self.cell.locations).max
-        numbers = [coordinate for one in self.hot for coordinate in (one.x, one.y)]
-        return patterns.isdisjoint(self.locations) and all(abs(number) <= largest for number in numbers)
+            numbers = self.explicit.numbers("locations")
+        else:
+            numbers = [coordinate for one in self.hot for coordinate in (one.x, one.y)]
+            numbers += [LARGEST_LOCATION.get(pattern, MODERATE) for pattern in self.locations]
+        largest = max((math.inf if math.isnan(number) else abs(number) for number in numbers), default=0.0)
+        # What float16 has no number for is stored as infinity.
+        return math.inf if str(self.cell.locations) == "torch.float16" and largest >= FLOAT16_OVERFLOW else largest
 
     def describe(self) -> str:
         """One line for people: the sizes, then whatever is not the simplest choice."""

@@ -29,7 +29,7 @@ class ItemStats:
         test: node id of the property without the variant.
         variant: the parametrised part of the node id, "" without one.
         worker: name of the process.
-        outcome: "passed", "failed" or "skipped".
+        outcome: "passed", "failed", "skipped", or "expected" for a failure that was.
         cases: recipes given to the property.
         judged: comparisons with the reference; a property may make several in a case, or none.
         discarded: recipes that the property refused.
@@ -48,6 +48,7 @@ class ItemStats:
         facts: what was measured on the device.
         agreement: figures of repeated runs, by dtype and accumulator; see `agreement`.
         lossy: cases whose accumulator is too coarse for its bound to say anything, by dtype and accumulator.
+        failure: class, first line, evidence, recipe and case file of the smallest case that failed; empty without one.
     """
 
     test: str
@@ -72,6 +73,7 @@ class ItemStats:
     facts: dict[str, str] = field(default_factory=dict)
     agreement: Record = field(default_factory=dict)
     lossy: Record = field(default_factory=dict)
+    failure: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, as they travel between processes."""
@@ -126,6 +128,7 @@ class Totals:
     worst: tuple[str, str, float] | None
 
 
+MARKS = {"failed": "FAILED", "expected": "fails as expected"}
 COLUMNS = ("  dtypes", "cases", "cases/s", "error/bound", "of", "collisions", "compiles", "seconds", "")
 LEFT = (0, 4, 8)  # these columns hold words
 # A property with more variants than that is one row; no dtype table is as long.
@@ -243,7 +246,7 @@ def fold(items: Sequence[ItemStats]) -> list[ItemStats]:
     folded: list[ItemStats] = []
     sums: dict[str, int] = {}
     for item in items:
-        if counts[item.test] <= MOST_VARIANTS or item.outcome == "failed":
+        if counts[item.test] <= MOST_VARIANTS or item.outcome in MARKS:
             folded.append(item)
         elif item.test in sums:
             folded[sums[item.test]] = _sum(folded[sums[item.test]], item)
@@ -354,7 +357,7 @@ def _cells(item: ItemStats) -> list[str]:
         str(item.collisions) if item.collisions else "-",
         compiled,
         f"{item.seconds:.1f}",
-        "FAILED" if item.outcome == "failed" else "",
+        MARKS.get(item.outcome, ""),
     ]
 
 

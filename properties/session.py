@@ -18,7 +18,20 @@ if TYPE_CHECKING:
 
 # Name under which the controller's decisions reach its workers.
 TOLD = "msda"
-OPTIONS = ("subject", "device", "examples", "seed", "profile", "case", "report", "json", "target", "timeout")
+OPTIONS = (
+    "subject",
+    "device",
+    "examples",
+    "seed",
+    "profile",
+    "case",
+    "report",
+    "json",
+    "target",
+    "timeout",
+    "minimise",
+    "expected",
+)
 # One case with all that Hypothesis makes of it is over in a second; compiling and waiting for it takes some more.
 TIMEOUT_SECONDS = 180.0
 

@@ -103,10 +103,11 @@ def recipes(
     """
     if hot is None:
         hot = set(locations) == set(LOCATION_PATTERNS)
-    finite = finite or limits.finite
+    finite = finite or limits.finite or limits.moderate
     layouts = layouts and not limits.contiguous
     # 1e30 is infinite in float16.
-    unwanted = _NOT_FINITE | ({"huge"} if cell.locations == torch.float16 else set()) if finite else set()
+    huge = limits.moderate or (finite and cell.locations == torch.float16)
+    unwanted = (_NOT_FINITE if finite else frozenset()) | ({"huge"} if huge else set())
     locations = tuple(pattern for pattern in locations if pattern not in unwanted)
     allowed = tuple(pattern for pattern in LOCATION_PATTERNS if pattern not in unwanted)
     for name, given, known in (
@@ -179,7 +180,7 @@ def lattice_recipes(
         skipped: whether some samples may be far away or not finite.
     """
     layouts = layouts and not limits.contiguous
-    skipped = skipped and not limits.finite
+    skipped = skipped and not (limits.finite or limits.moderate)
     return _recipes(
         cell,
         limits,

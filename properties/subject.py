@@ -6,6 +6,7 @@ The only place of the harness that imports `msda`, and only when the shipped ker
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +27,7 @@ from .declaration import DEVICES, OPERANDS, Declaration, Determinism, Device, En
 from .limits import Limits
 from .recipe import Recipe
 
+INT32_LIMIT = 2**31
 # (value, spatial_shapes, level_start_index, sampling_locations, attention_weights) -> out
 Operator = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -64,7 +66,7 @@ class Subject:
         layouts: "contiguous" where it takes no other operands.
         empty: whether it takes empty operands.
         devices: where it runs.
-        nonfinite: "propagate" where what is not finite in a skipped sample may appear in the results.
+        nonfinite: not "skip" where what is not finite in a skipped sample may appear in the results.
         variants: the same operator with other blocks, or other numbers of warps, to be compared with it.
     """
 
@@ -96,7 +98,12 @@ class Subject:
     def limits(self, device: str) -> Limits:
         """Return what cases may be drawn for it on "cuda" or "cpu"."""
         limits = Limits.cuda(self.block_edges) if device == "cuda" else Limits.cpu(self.block_edges)
-        return replace(limits, contiguous=self.layouts == "contiguous", finite=self.nonfinite == "propagate")
+        return replace(
+            limits,
+            contiguous=self.layouts == "contiguous",
+            finite=self.nonfinite != "skip",
+            moderate=self.nonfinite == "overflow",
+        )
 
     def lacking(self, device: str, *, everything: bool) -> str | None:
         """Return why a property is not tested on a device, or None when it is.
@@ -126,8 +133,12 @@ class Subject:
             return f"{self.name} does not declare empty operands"
         if self.layouts == "contiguous" and not recipe.contiguous:
             return f"{self.name} declares contiguous operands alone"
-        if self.nonfinite == "propagate" and not recipe.finite_locations:
+        largest = recipe.largest_location
+        if self.nonfinite != "skip" and largest == math.inf:
             return f"{self.name} declares that locations which are not finite propagate"
+        sides = [side for level in recipe.levels for side in level]
+        if self.nonfinite == "overflow" and largest * max(sides, default=0) >= INT32_LIMIT:
+            return f"{self.name} declares that pixel coordinates outside the range of int32 propagate"
         return None
 
     def refuses(

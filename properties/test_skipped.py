@@ -20,7 +20,7 @@ SKIPPING = ("inside", "border", "outside", "far", "huge", "infinite", "nan")
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
 def test_skipped_samples_contribute_nothing(harness: Harness, cell: DtypeCell) -> None:
     """Weights of NaN and infinity on skipped samples, and other ways of being skipped, change nothing at all."""
-    if harness.subject.nonfinite == "propagate":
+    if harness.subject.nonfinite != "skip":
         pytest.skip(f"{harness.subject.name} declares that what is not finite propagates from skipped samples")
 
     def spoil(inputs: Inputs) -> Inputs:
