@@ -17,6 +17,7 @@ Kind = Literal[
     "crash",
     "refused wrongly",
     "accepted wrongly",
+    "fallback",
 ]
 MEANING: dict[Kind, str] = {
     "logic fault": "an error that no rounding explains",
@@ -26,6 +27,7 @@ MEANING: dict[Kind, str] = {
     "crash": "the process or the device did not survive the call",
     "refused wrongly": "a call that the operator defines raised an error",
     "accepted wrongly": "a call that the operator does not define raised no error",
+    "fallback": "something else than the subject's own kernels computed the result",
 }
 assert set(MEANING) == set(get_args(Kind))
 # From the unit roundoff of float32 to that of bfloat16, the coarsest format in use.
