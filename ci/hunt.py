@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 from hypothesis import strategies as st
 
+from ci.mutants.hunter import generate_only
 from properties.cells import DtypeCell
 from properties.limits import Limits
 from properties.recipe import Recipe
@@ -48,19 +49,6 @@ Judge = Callable[[Recipe, Subject, torch.device], Verdict]
 def within_bounds(recipe: Recipe, subject: Subject, device: torch.device) -> Verdict:
     """Judge one forward and backward by the error bounds."""
     return walk(recipe, subject, device).verdict
-
-
-def generate_only(examples: int) -> settings:
-    """Settings of a hunt: it asks how soon a fault shows, not how small it gets, and keeps nothing."""
-    return settings(
-        max_examples=examples,
-        phases=(Phase.generate,),
-        database=None,
-        deadline=None,
-        derandomize=False,
-        report_multiple_bugs=False,
-        suppress_health_check=(HealthCheck.too_slow,),
-    )
 
 
 def hunt(

@@ -8,6 +8,7 @@ seconds to start; it lives until a mutant ends it.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,8 +26,11 @@ from properties.devices import Device
 from .results import Attempt, settled
 from .worker import Job, Place, serve
 
-# Without a word from a worker: one case takes a second or two, a first case on a GPU compiles for some more.
-HANG_SECONDS = {"cpu": 60.0, "cuda": 120.0}
+# Without a word from a worker: one case takes a second or two, a first case on a GPU compiles for some more. Without a
+# GPU the worker's own time counts: it may share its core with many.
+HANG_SECONDS = {"cpu": 45.0, "cuda": 120.0}
+# What does not even use its core is stuck as well.
+WALL_FACTOR = 20.0
 START_SECONDS = 300.0
 POLL_SECONDS = 0.5
 PRELOAD = ("ci.mutants.preload",)
@@ -47,6 +51,7 @@ class _Worker:
     connection: Connection
     number: int
     heard: float = field(default_factory=time.monotonic)
+    worked: float = 0.0
     ready: bool = False
     job: int | None = None
     seed: int | None = None
@@ -102,6 +107,15 @@ class Pool:
         return self._forks
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """Return the CPU time of a process so far, None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 class _Run:
     """One call of `Pool.run`."""
 
@@ -143,12 +157,26 @@ class _Run:
                     self._lost(worker, "crash")
         now = time.monotonic()
         for worker in list(self.workers):
-            limit = self.pool.hang_seconds if worker.ready else START_SECONDS
-            if now - worker.heard > limit and (worker.job is not None or not worker.ready):
+            silence = now - worker.heard
+            if not worker.ready:
+                overruns = silence > START_SECONDS
+            else:
+                overruns = (
+                    worker.job is not None and silence > self.pool.hang_seconds and self._works_on(worker, silence)
+                )
+            if overruns:
                 self._lost(worker, "timeout")
+
+    def _works_on(self, worker: _Worker, silence: float) -> bool:
+        """Whether a silent worker has had the time that it is given."""
+        used = cpu_seconds(worker.process.pid) if self.pool.device.type == "cpu" else None
+        if used is None:
+            return True
+        return used - worker.worked > self.pool.hang_seconds or silence > WALL_FACTOR * self.pool.hang_seconds
 
     def _hear(self, worker: _Worker, message: tuple[Any, ...]) -> None:
         worker.heard = time.monotonic()
+        worker.worked = cpu_seconds(worker.process.pid) or 0.0
         word = message[0]
         if word == "ready":
             worker.ready = True

@@ -66,6 +66,11 @@ TURNS = (
     Turn(module="test_determinism", function="test_runs_agree", examples=2),
     Turn(module="test_determinism", function="test_runs_are_equal", examples=2),
     Turn(module="test_forward", function="test_forward_within_bound", examples=2),
+    Turn(module="test_honesty", function="test_no_stale_results", examples=2),
+    Turn(module="test_honesty", function="test_operands_are_unchanged", examples=2),
+    Turn(module="test_honesty", function="test_results_are_not_trivial", examples=2),
+    Turn(module="test_honesty", function="test_computes_itself", examples=2),
+    Turn(module="test_honesty", function="test_follows_the_current_stream", examples=2),
 )
 ROUNDS = 2
 # What is left after the rounds is given the regression corpus, as every run of the properties is: one case a file.

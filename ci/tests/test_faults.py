@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ci.faults import FAULTS, Fault, edited, faulty, main
+from ci.faults import FAULTS, main
 from ci.hunt import hunt
+from ci.mutants.mutant import Edit, Mutant
+from ci.mutants.package import edited, mutated
 from properties.cells import CELLS
 from properties.limits import Limits
 from properties.recipe import Recipe
@@ -34,11 +36,9 @@ SPOILS = {
 }
 
 OTHER_BLOCKS = [
-    Fault(
-        name="interpreter rows", file="plan.py", before="INTERPRETER_ROWS = (4, 32)", after="INTERPRETER_ROWS = (8, 8)"
-    ),
-    Fault(name="channel blocks", file="plan.py", before="NARROW, BROAD = 32, 64", after="NARROW, BROAD = 16, 32"),
-    Fault(name="warps", file="plan.py", before="NUM_WARPS = 1", after="NUM_WARPS = 2"),
+    Edit(file="plan.py", before="INTERPRETER_ROWS = (4, 32)", after="INTERPRETER_ROWS = (8, 8)"),
+    Edit(file="plan.py", before="NARROW, BROAD = 32, 64", after="NARROW, BROAD = 16, 32"),
+    Edit(file="plan.py", before="NUM_WARPS = 1", after="NUM_WARPS = 2"),
 ]
 
 
@@ -52,8 +52,8 @@ def test_there_are_twelve_faults():
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_fault_is_caught(fault: Fault, msda_device: str):
-    with faulty(fault, device=msda_device) as subject:
+def test_fault_is_caught(fault: Mutant, msda_device: str):
+    with mutated(fault, device=msda_device) as subject:
         catch = hunt(
             subject, device=msda_device, limits=limits_for(subject, msda_device), cells=CELLS, examples=CASES_TO_CATCH
         )
@@ -62,7 +62,7 @@ def test_fault_is_caught(fault: Fault, msda_device: str):
 
 
 @pytest.mark.parametrize("edits", [[], OTHER_BLOCKS], ids=["as shipped", "other block sizes"])
-def test_correct_kernels_raise_no_alarm(edits: list[Fault], msda_device: str):
+def test_correct_kernels_raise_no_alarm(edits: list[Edit], msda_device: str):
     with edited(*edits, name=f"control_{len(edits)}") as package:
         subject = shipped(package, device=msda_device)
         catch = hunt(
@@ -76,8 +76,8 @@ def test_correct_kernels_raise_no_alarm(edits: list[Fault], msda_device: str):
 
 
 def test_a_fault_that_no_longer_applies_says_so():
-    with pytest.raises(ValueError, match=r"fault 'gone': 'no such text' stands 0 times in msda/kernels.py"):
-        Fault(name="gone", before="no such text", after="").apply("source")
+    with pytest.raises(ValueError, match=r"mutant 'gone': 'no such text' stands 0 times in msda/kernels.py"):
+        Edit(before="no such text", after="").apply("source", "gone")
 
 
 def test_written_faults_are_subjects(tmp_path, monkeypatch, capsys, msda_device: str):

@@ -8,8 +8,11 @@ import time
 import pytest
 import torch
 
-from ci.faults import FAULTS, Fault, faulty
+from ci.faults import FAULTS
 from ci.hunt import hunt
+from ci.mutants.mutant import Mutant
+from ci.mutants.package import mutated
+from ci.mutants.zoo import named
 from properties.cells import CELLS
 from properties.explicit import OPERANDS
 from properties.harness import Harness
@@ -29,13 +32,7 @@ SECONDS = 50.0
 # Its first failing cases are large, and have ordinary numbers: huge ones stay huge when it is an overflow that shows.
 SEED = 1
 
-# The first query of the last block gets nothing where there are three blocks or more.
-BLOCK_EDGE = Fault(
-    name="wrong block edge in the queries",
-    before="out_row = (b * Q + q) * M + m",
-    after="acc = tl.where(((q_blocks < 3) | (q != (q_blocks - 1) * BLOCK_Q))[:, None], acc, 0.0)\n"
-    "    out_row = (b * Q + q) * M + m",
-)
+BLOCK_EDGE = named("wrong block edge in the queries")
 BY_NAME = {fault.name: fault for fault in FAULTS}
 BOUNDARY = BY_NAME["<= for < in a bound check"]
 
@@ -57,10 +54,10 @@ def harness_of(subject: Subject, device: str, kept: list[Recipe]) -> Harness:
     )
 
 
-def told(fault: Fault, device: str, cell=FLOAT32, *, gradients: bool = True) -> tuple[Recipe, PropertyFailed]:
+def told(fault: Mutant, device: str, cell=FLOAT32, *, gradients: bool = True) -> tuple[Recipe, PropertyFailed]:
     """Run a property until it fails, shrink, minimise; return what the reader is told."""
     kept: list[Recipe] = []
-    with faulty(fault, device=device) as subject:
+    with mutated(fault, device=device) as subject:
         harness = harness_of(subject, device, kept)
         with pytest.raises(PropertyFailed) as caught:
             harness.for_all(
@@ -70,9 +67,9 @@ def told(fault: Fault, device: str, cell=FLOAT32, *, gradients: bool = True) -> 
     return recipe, caught.value
 
 
-def minimised_from_the_draw(fault: Fault, device: str, cell=FLOAT32) -> tuple[Recipe, Recipe, float]:
+def minimised_from_the_draw(fault: Mutant, device: str, cell=FLOAT32) -> tuple[Recipe, Recipe, float]:
     """Minimise what was drawn, with no help from Hypothesis."""
-    with faulty(fault, device=device) as subject:
+    with mutated(fault, device=device) as subject:
         harness = harness_of(subject, device, [])
         catch = hunt(
             subject, device=device, limits=harness.limits, cells=(cell,), examples=CASES_TO_CATCH, session_seed=SEED
@@ -123,7 +120,7 @@ def test_a_boundary_fault_ends_there_without_hypothesis_too(msda_device: str):
 
 def test_a_wrong_block_edge_ends_at_the_first_count_that_shows_it(msda_device: str):
     recipe, _ = told(BLOCK_EDGE, msda_device, gradients=False)
-    with faulty(BLOCK_EDGE, device=msda_device) as subject:
+    with mutated(BLOCK_EDGE, device=msda_device) as subject:
         edges = subject.block_edges["queries"]
     assert recipe.queries in {2 * edge + 1 for edge in edges}
     assert (recipe.batch, recipe.heads, recipe.channels, recipe.points, recipe.levels) == (1, 1, 1, 1, ((1, 1),))
@@ -155,7 +152,7 @@ def test_a_drawn_case_ends_small(name: str, msda_device: str):
 
 def test_a_failure_whose_numbers_matter_keeps_them(msda_device: str):
     kept: list[Recipe] = []
-    with faulty(BY_NAME["bfloat16 accumulator"], device=msda_device) as subject:
+    with mutated(BY_NAME["bfloat16 accumulator"], device=msda_device) as subject:
         harness = harness_of(subject, msda_device, kept)
         with pytest.raises(PropertyFailed) as caught:
             harness.for_all(recipes(FLOAT32, limits=harness.limits), harness.check)
