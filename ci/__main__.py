@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import replay
+from . import conformance, probe, replay
 from .mutants import command as mutants
 
 
@@ -27,8 +27,18 @@ class Command:
 
 
 COMMANDS = {
+    "conformance": Command(
+        help="report how a subject does on every property and dtype",
+        add_arguments=conformance.add_arguments,
+        run=conformance.run,
+    ),
     "mutants": Command(
         help="measure how many wrong kernels the properties catch", add_arguments=mutants.add_arguments, run=mutants.run
+    ),
+    "probe": Command(
+        help="find out what a subject can do and write its declaration",
+        add_arguments=probe.add_arguments,
+        run=probe.run,
     ),
     "replay": Command(help="check recorded cases again", add_arguments=replay.add_arguments, run=replay.run),
 }

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 OPERANDS = ("value", "locations", "weights", "grad_output")
 # Numbers of all operands together that a case file may hold: more is not read by anybody.
 MAX_NUMBERS = 4096
+# That people read in a line.
+MAX_SHOWN = 12
 HEX = re.compile(r"-?0x[01](\.[0-9a-f]+)?p[+-]\d{1,4}|nan|-?inf")
 
 
@@ -52,6 +54,12 @@ class Explicit:
     def numbers(self, operand: str) -> list[float]:
         """Return the numbers of one operand."""
         return [float.fromhex(text) for text in getattr(self, operand)]
+
+    def describe(self) -> str:
+        """Return the numbers where they are few, and otherwise that they are given."""
+        if sum(len(getattr(self, operand)) for operand in OPERANDS) > MAX_SHOWN:
+            return "at given numbers"
+        return " ".join(f"{operand}={self.numbers(operand)}".replace(", ", ",") for operand in OPERANDS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -19,6 +19,8 @@ import hypothesis
 from hypothesis.errors import Flaky, HypothesisDeprecationWarning, UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
+from reference.model import UnboundedError
+
 from . import profiles
 from .agreement import Agreement, Lossy, note
 from .compiles import CompileCounter
@@ -319,7 +321,7 @@ class Harness:
                 # `assume` is meant for drawn cases; elsewhere it works, with a warning.
                 warnings.simplefilter("ignore", HypothesisDeprecationWarning)
                 check(recipe)
-        except UnsatisfiedAssumption:
+        except (UnsatisfiedAssumption, UnboundedError):
             return None
         except Exception as error:
             if self.journal is not None:
@@ -345,6 +347,10 @@ class Harness:
         except UnsatisfiedAssumption:
             self.stats.discarded += not shrinking
             raise
+        except UnboundedError as reason:
+            # Not the subject's fault: its declaration leaves nothing to hold it to.
+            self.stats.discarded += not shrinking
+            raise UnsatisfiedAssumption(str(reason)) from reason
         except Exception as error:
             if self.journal is not None:
                 self.journal.failed(recipe, error)

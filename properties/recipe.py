@@ -276,7 +276,7 @@ class Recipe:
         """One line for people: the sizes, then whatever is not the simplest choice."""
         sizes = f"B{self.batch} Q{self.queries} M{self.heads} D{self.channels} K{self.points}"
         parts = [self.cell.name, sizes, "levels " + (",".join(f"{h}x{w}" for h, w in self.levels) or "none")]
-        parts.append("at " + ("given numbers" if self.explicit else "+".join(self.locations)))
+        parts.append(self.explicit.describe() if self.explicit else "at " + "+".join(self.locations))
         simple = {field.name: field.default for field in fields(self) if field.default is not MISSING}
         drawn = () if self.explicit else ("weights", "value", "grad_output", "seed")
         for name in (*drawn, *(f"{operand}_layout" for operand in OPERANDS)):

@@ -46,7 +46,7 @@ def check_some_gradients(harness: Harness, recipe: Recipe) -> None:
     if not verdict.passed:
         asked = ", ".join(name for name in GRADIENTS if name not in unwanted)
         lines = [line for one in verdict.evidence for line in story(one, inputs)]
-        raise PropertyFailed("\n".join([*lines, f"  asked for {asked} alone"]))
+        raise PropertyFailed("\n".join([*lines, f"  asked for {asked} alone"]), evidence=verdict.evidence)
 
 
 @pytest.mark.partial

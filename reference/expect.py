@@ -12,7 +12,7 @@ from .accumulation import GradValueSums
 from .bounds import REFERENCE_ERROR, Rounding, SampleErrors, Terms
 from .float64 import chunks
 from .inputs import Inputs
-from .model import HALF_SUBNORMAL, OVERFLOW, UNIT_ROUNDOFF, Arithmetic
+from .model import HALF_SUBNORMAL, OVERFLOW, UNIT_ROUNDOFF, Arithmetic, UnboundedError
 from .stencil import Place
 
 # A window holds a coordinate that is off by less than half a pixel; twice that is lost in the box.
@@ -201,7 +201,7 @@ def _require_fine_coordinates(inputs: Inputs, arithmetic: Arithmetic, rounding: 
     # The largest factor of any coordinate form is 7 (grid: |x| + |loc W| + 1 + 5/2 W on the map), and the float64
     # reference doubles it.
     if 14 * unit * (widest + 2) > WIDEST_ERROR:
-        raise ValueError(
+        raise UnboundedError(
             f"arithmetic: coordinates with unit roundoff {unit} on a level {widest} pixels wide may be off by a "
             f"quarter of a pixel or more; expected levels narrower than {WIDEST_ERROR / 14 / unit:.0f} pixels"
         )

@@ -25,6 +25,10 @@ OVERFLOW = {
 }
 
 
+class UnboundedError(ValueError):
+    """Nothing can be said of an input: what is declared leaves errors that no bound here covers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic:
     """How a kernel computes, where the operator leaves a choice. The defaults are those of the shipped kernels.
