@@ -18,7 +18,7 @@ from rich.console import Console
 from properties import devices, gather
 from properties.failures import started_in
 
-from . import mechanical, report
+from . import mechanical, report, schedule
 from .cache import FOLDER, Cache, digest_of_sources
 from .controls import CONTROLS
 from .mutant import Control, Mutant
@@ -70,6 +70,7 @@ class Plan:
         seeds: of the hunts of a mutant.
         cases: of a control.
         edits: what a mutant changes, by name, where its name does not say it.
+        rounds: of the schedule, for every mutant.
     """
 
     mutants: Sequence[Mutant]
@@ -77,29 +78,39 @@ class Plan:
     seeds: tuple[int, ...]
     cases: int
     edits: dict[str, str]
+    rounds: int
 
 
 def run(
-    options: argparse.Namespace, *, zoo: Sequence[Mutant] | None = None, controls: Sequence[Control] = CONTROLS
+    options: argparse.Namespace,
+    *,
+    zoo: Sequence[Mutant] = MUTANTS,
+    controls: Sequence[Control] = CONTROLS,
+    rounds: int = schedule.ROUNDS,
+    hang_seconds: float | None = None,
+    known: Path = FOLDER,
 ) -> int:
     """Measure, and return the exit status.
 
     Args:
         options: of the command line.
-        zoo: mutants instead of the shipped zoo.
+        zoo: mutants.
         controls: right operators.
+        rounds: of the schedule, for every mutant.
+        hang_seconds: silence after which a worker is ended.
+        known: folder of the attempts that are known already.
     """
     to = report.console()
     try:
         if options.list:
-            sys.stdout.write(report.listing(MUTANTS if zoo is None else zoo, controls) + "\n")
+            sys.stdout.write(report.listing(zoo, controls) + "\n")
             return 0
         device = devices.choose(options.device)
         if device.type == "cpu":
             devices.prepare_interpreter()
-        plan = make_plan(options, device.type, zoo=zoo, controls=controls)
+        plan = make_plan(options, device.type, zoo=zoo, controls=controls, rounds=rounds)
         workers = options.workers or device.workers(devices.cores())
-        pool = Pool(device, workers, hang_seconds=getattr(options, "hang_seconds", None))
+        pool = Pool(device, workers, hang_seconds=hang_seconds)
         header = {
             "device": device.type,
             "device_name": str(device),
@@ -113,7 +124,7 @@ def run(
         context = {key: header[key] for key in ("device", "device_name", "versions")}
         cache = Cache(
             {**context, "sources": digest_of_sources()},
-            folder=getattr(options, "cache", FOLDER),
+            folder=known,
             enabled=not options.fresh,
         )
         to.print(
@@ -148,15 +159,21 @@ def run(
 
 
 def make_plan(
-    options: argparse.Namespace, device: str, *, zoo: Sequence[Mutant] | None, controls: Sequence[Control]
+    options: argparse.Namespace,
+    device: str,
+    *,
+    zoo: Sequence[Mutant] = MUTANTS,
+    controls: Sequence[Control] = CONTROLS,
+    rounds: int = schedule.ROUNDS,
 ) -> Plan:
     """Decide what to run.
 
     Args:
         options: of the command line.
         device: "cuda" or "cpu".
-        zoo: mutants instead of the shipped zoo.
+        zoo: mutants.
         controls: right operators.
+        rounds: of the schedule.
 
     Raises:
         ValueError: the options do not go together, or name nothing.
@@ -164,7 +181,7 @@ def make_plan(
     chosen = [name for name in ("controls", "mechanical", "only") if getattr(options, name)]
     if len(chosen) > 1:
         raise ValueError(f"--{' and --'.join(chosen)} given, expected one of them")
-    mutants: Sequence[Mutant] = matching(options.only) if zoo is None else zoo
+    mutants: Sequence[Mutant] = matching(options.only, zoo)
     edits: dict[str, str] = {}
     if options.mechanical:
         sample = mechanical.sample(options.mechanical, seed=options.seed)
@@ -177,6 +194,7 @@ def make_plan(
         seeds=tuple(range(options.seed, options.seed + seeds)),
         cases=options.cases or CONTROL_CASES[device],
         edits=edits,
+        rounds=rounds,
     )
 
 
@@ -186,7 +204,8 @@ def measure(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     def job_of(mutant: Mutant) -> Job:
         # A proof is not put to the vote: it is run, and shown.
         seeds = plan.seeds[:1] if mutant.equivalent else plan.seeds
-        return Job(subject=mutant, seeds=seeds, minimise_seconds=0.0 if plan.edits else MINIMISE_SECONDS)
+        seconds = 0.0 if plan.edits else MINIMISE_SECONDS
+        return Job(subject=mutant, seeds=seeds, minimise_seconds=seconds, rounds=plan.rounds)
 
     def row_of(mutant: Mutant, attempts: tuple[Attempt, ...], **more: Any) -> Row:
         edit = plan.edits.get(mutant.name, "")
@@ -250,7 +269,7 @@ def _measure(
 
 def _key(cache: Cache, job: Job, seed: int) -> str:
     minimise = job.minimise_seconds if seed == job.seeds[0] else 0.0
-    return cache.key(job.subject, seed=seed, minimise=minimise, cases=job.cases)
+    return cache.key(job.subject, seed=seed, minimise=minimise, cases=job.cases, rounds=job.rounds)
 
 
 def _known(job: Job, cache: Cache) -> tuple[Attempt, ...] | None:

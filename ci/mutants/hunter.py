@@ -251,9 +251,11 @@ def is_compile_error(error: BaseException) -> bool:
         name = type(seen).__name__
         if name in COMPILER_ERRORS:
             return True
-        if name == INTERPRETER_ERROR:
-            return isinstance(seen.__cause__, UNCOMPILABLE)
-        seen = seen.__cause__ or seen.__context__
+        cause = seen.__cause__ or seen.__context__
+        # One for each kernel function on the way out.
+        if name == INTERPRETER_ERROR and isinstance(cause, UNCOMPILABLE):
+            return True
+        seen = cause
     return False
 
 

@@ -4,7 +4,7 @@ import properties.probe
 import properties.test_corpus
 import properties.verdict  # noqa: F401
 
-from . import controls, hunter, schedule  # noqa: F401
+from . import controls, hunter, schedule, worker  # noqa: F401
 
 for _turn in (*schedule.TURNS, schedule.CORPUS):
     _turn.load()

@@ -35,6 +35,7 @@ class Job:
         seeds: one hunt for each, in this order, until the others can change nothing.
         minimise_seconds: time to make the failing case of the first seed smaller.
         cases: of a control, for all seeds alike.
+        rounds: of the schedule, for a mutant.
         before: attempts of a worker that did not come to the end.
     """
 
@@ -42,6 +43,7 @@ class Job:
     seeds: tuple[int, ...]
     minimise_seconds: float = 0.0
     cases: int = 0
+    rounds: int = 0
     before: tuple[Attempt, ...] = ()
 
 
@@ -136,7 +138,7 @@ def attempt_one(job: Job, seed: int, device: str, *, beat: Any) -> Attempt:
             return Attempt(seed=seed, outcome="stillborn", kind="does not compile", headline=_headline(problem))
         seconds = job.minimise_seconds if seed == job.seeds[0] else 0.0
         hunt = Hunt(subject=_informed(subject, device), device=device, seed=seed, beat=beat, minimise_seconds=seconds)
-        return hunt.run()
+        return hunt.run(rounds=job.rounds, corpus=job.rounds > 0)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from . import zoo_geometry, zoo_gradients, zoo_operator, zoo_plans, zoo_precision
 from .mutant import Mutant
@@ -29,20 +29,22 @@ def named(name: str) -> Mutant:
     return _BY_NAME[name]
 
 
-def matching(patterns: Iterable[str]) -> tuple[Mutant, ...]:
+def matching(patterns: Iterable[str], mutants: Sequence[Mutant] = MUTANTS) -> tuple[Mutant, ...]:
     """Return the mutants whose names match any of some globs, in their usual order; all without a glob.
 
     Args:
         patterns: as in a shell: `*`, `?` and `[...]`.
+        mutants: to choose from.
 
     Raises:
         ValueError: a glob matches none.
     """
     wanted = tuple(patterns)
+    names = [mutant.name for mutant in mutants]
     found: set[str] = set()
     for pattern in wanted:
-        matches = fnmatch.filter(_BY_NAME, pattern)
+        matches = fnmatch.filter(names, pattern)
         if not matches:
-            raise ValueError(f"only: {pattern!r} matches none of the {len(MUTANTS)} mutants that --list prints")
+            raise ValueError(f"only: {pattern!r} matches none of the {len(names)} mutants that --list prints")
         found.update(matches)
-    return tuple(mutant for mutant in MUTANTS if not wanted or mutant.name in found)
+    return tuple(mutant for mutant in mutants if not wanted or mutant.name in found)
