@@ -47,7 +47,7 @@ TURNS = (
     Turn(module="test_lattice", function="test_exact_on_a_lattice", examples=4),
     Turn(module="test_calls", function="test_gradients_of_some_operands", examples=3),
     Turn(module="test_calls", function="test_level_tables_of_other_forms", examples=2),
-    Turn(module="test_empty", function="test_empty_operands", examples=4),
+    Turn(module="test_empty", function="test_empty_operands", examples=8),
     Turn(module="test_accumulators", function="test_native_accumulation_within_bound", examples=3),
     Turn(module="test_exact_float64", function="test_float64_within_exact_bound", examples=2),
     Turn(module="test_metamorphic", function="test_entries_do_not_mix", examples=3),
