@@ -15,6 +15,7 @@ from reference.inputs import Inputs
 
 from .declaration import OPERANDS, Operand
 from .subject import Observation, Subject
+from .verdict import INDICES
 
 # By the operator's names: the fields of `Inputs` whose memory is held.
 FIELDS = {
@@ -153,6 +154,17 @@ class Held:
         return self.backward(self.forward(subject))
 
 
+def results(observation: Observation) -> dict[str, Tensor]:
+    """Return the results that there are, by name."""
+    found = {name: getattr(observation, name) for name in INDICES}
+    return {name: result for name, result in found.items() if isinstance(result, Tensor)}
+
+
+def copied(observation: Observation) -> Observation:
+    """Copy results, so that one can tell later whether they are still the same."""
+    return Observation(**{name: result.clone() for name, result in results(observation).items()})
+
+
 def other_sides(levels: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     """Return levels of the same areas and other sides, (2, 3) -> (3, 2) or else (2, 2) -> (1, 4), unless all are 1 x 1.
 
@@ -207,7 +219,9 @@ def watched(held: Held) -> Iterator[list[Change]]:
     for name, old in before.items():
         differs = whole[name] != old.memory
         if bool(differs.any()):
-            changes.append(Change(name=name, what=f"{int(differs.sum())} bytes changed {_where(views[name], differs)}"))
+            count = int(differs.sum())
+            bytes_ = "1 byte" if count == 1 else f"{count} bytes"
+            changes.append(Change(name=name, what=f"{bytes_} changed {_where(views[name], differs)}"))
         elif old.tensor._version != old.version:
             changes.append(Change(name=name, what="written to by PyTorch, though every byte is what it was"))
         form = _form(old.tensor)

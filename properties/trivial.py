@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from reference.expect import Bounded, Expectation
 from reference.inputs import Inputs
 
+from .explicit import OPERANDS
+from .recipe import Recipe
 from .repeat import other_bits
 from .subject import Observation
 from .verdict import INDICES
@@ -21,6 +26,20 @@ ALIKE = {
 }
 # Part of an output's elements that each trivial result must be wrong in.
 GOOD_PART = 0.25
+
+
+def enlarged(recipe: Recipe) -> Recipe:
+    """Give a recipe several elements of each output, and a level that has other sides: the simplest one has neither."""
+    sizes: dict[str, Any] = {name: max(2, getattr(recipe, name)) for name in ("queries", "channels", "points")}
+    levels = recipe.levels if recipe.pixels > len(recipe.levels) else ((2, 3), *recipe.levels[1:])
+    return dataclasses.replace(recipe, levels=levels, **sizes)
+
+
+def unexpanded(recipe: Recipe) -> Recipe:
+    """Give a recipe operands of which every element is another one."""
+    layouts: dict[str, Any] = {f"{operand}_layout": getattr(recipe, f"{operand}_layout") for operand in OPERANDS}
+    plain = {name: "contiguous" for name, layout in layouts.items() if layout == "expanded"}
+    return dataclasses.replace(recipe, **layouts | plain)
 
 
 def discriminates(expectation: Expectation, inputs: Inputs, before: Observation | None = None) -> str:
