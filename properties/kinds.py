@@ -32,8 +32,10 @@ MEANING: dict[Kind, str] = {
 assert set(MEANING) == set(get_args(Kind))
 # From the unit roundoff of float32 to that of bfloat16, the coarsest format in use.
 COARSER = 2.0**16
+# Results stored in 16 bits are rounded so once already: from the unit roundoff of float16 to that of bfloat16.
+COARSER_STORAGE = 2.0**3
 NO_MEMORY = "can't allocate memory"
-ROUNDED = ("arithmetic", "coordinate", "storage")
+ROUNDED = {"arithmetic": COARSER, "coordinate": COARSER, "storage": COARSER_STORAGE}
 
 
 def kind_of(error: BaseException) -> Kind:
@@ -64,7 +66,7 @@ def kind_of_evidence(evidence: Evidence) -> Kind:
         return "logic fault"
     error = abs(evidence.got - evidence.expected)
     # Without parts nothing may round at all; what would a coarse format have done to the result itself?
-    rounded = (
-        sum(evidence.parts.get(part, 0.0) for part in ROUNDED) if evidence.parts else abs(evidence.expected) / 2**24
-    )
-    return "precision loss" if error <= COARSER * rounded else "logic fault"
+    coarse = sum(factor * evidence.parts.get(part, 0.0) for part, factor in ROUNDED.items())
+    if not evidence.parts:
+        coarse = abs(evidence.expected) * COARSER / 2**24
+    return "precision loss" if error <= coarse else "logic fault"

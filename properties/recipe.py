@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,7 +39,7 @@ LOCATION_PATTERNS = (
 )
 # What the patterns reach in magnitude; the others stay near the map, or within 1,500 of its sides.
 MODERATE = 1500.0
-LARGEST_LOCATION = {"huge": 1e30, "infinite": math.inf, "nan": math.nan}
+LARGEST_LOCATION = {"huge": sys.float_info.max, "infinite": math.inf, "nan": math.nan}
 FLOAT16_OVERFLOW = 65520.0
 VALUE_PATTERNS = ("normal", "wide", "sparse", "constant", "huge", "subnormal")
 WEIGHT_PATTERNS = ("softmax", "raw", "negative", "zero")
