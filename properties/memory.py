@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .operations import PYTORCH, run_open
+
 # Every operator that returns memory without writing it.
 UNWRITTEN = frozenset(
     {
@@ -29,6 +31,9 @@ class _Poison(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
+        if getattr(func, "namespace", "") not in PYTORCH:
+            # Memory is taken inside of it, where a mode does not look by itself.
+            return run_open(self, func, args, dict(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func in UNWRITTEN and isinstance(result, Tensor) and result.is_floating_point():
             result.fill_(torch.nan)
@@ -39,7 +44,8 @@ class _Poison(TorchDispatchMode):
 def poisoned() -> Iterator[None]:
     """Fill memory that PyTorch allocates without writing with NaN, forward and backward.
 
-    Autograd carries the mode into its own threads. Memory that a subject takes from elsewhere is not covered.
+    Inside of operators of `torch.library` too. Autograd carries the mode into its own threads. Memory that a subject
+    takes from elsewhere is not covered: a storage that it makes itself, say.
     """
     with _Poison():
         yield
