@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 # What is told at most once in so many seconds: that the process still gets on.
 BEAT_SECONDS = 1.0
+DONE = ("done",)
+# The device no longer answers, and will not answer anything else in this process.
+LOST = ("lost",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,8 @@ def serve(connection: Connection, place: Place) -> None:
     """Work until there is no more work: the whole life of a worker.
 
     It sends ("ready",) once, ("seed", number) before each hunt, ("beat",) while it gets on, ("attempt", Attempt) after
-    each hunt, ("done",) after each job and ("failed", text) when the harness itself is at fault.
+    each hunt, ("done",) after each job; ("lost",) before it gives up a device, and ("failed", text) when the harness
+    itself is at fault.
 
     Args:
         connection: jobs come in, None for the last; messages go out.
@@ -85,22 +89,10 @@ def serve(connection: Connection, place: Place) -> None:
         _settle(place)
         connection.send(("ready",))
         while (job := connection.recv()) is not None:
-            attempts = list(job.before)
-            for seed in job.seeds:
-                if settled(attempts, len(job.seeds)):
-                    break
-                if any(attempt.seed == seed for attempt in attempts):
-                    continue
-                connection.send(("seed", seed))
-                attempt = attempt_one(job, seed, place.device, beat=_beat(connection))
-                lost = not _alive(place.device)
-                if lost and attempt.outcome != "stillborn":
-                    attempt = replace(attempt, outcome="killed", kind="crash")
-                attempts.append(attempt)
-                connection.send(("attempt", attempt))
-                if lost:
+            for message in _messages(job, place.device, _beat(connection)):
+                connection.send(message)
+                if message == LOST:
                     return
-            connection.send(("done",))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except Exception:
@@ -108,53 +100,100 @@ def serve(connection: Connection, place: Place) -> None:
             connection.send(("failed", traceback.format_exc()))
 
 
-def attempt_one(job: Job, seed: int, device: str, *, beat: Any) -> Attempt:
+def _messages(job: Job, device: str, beat: Callable[[], None]) -> Iterator[tuple[Any, ...]]:
+    """Yield what a worker tells of one job: its seeds and attempts, and how it ended.
+
+    The subject is imported once for all seeds, so that they share its compiled kernels.
+
+    Args:
+        job: whom to hunt, and how.
+        device: "cuda" or "cpu".
+        beat: called before each case.
+    """
+    attempts = list(job.before)
+    begun = {attempt.seed for attempt in attempts}
+    seeds = [seed for seed in job.seeds if seed not in begun]
+    # Whoever dies while it is imported dies of the first seed.
+    yield "seed", seeds[0]
+    with contextlib.ExitStack() as stack:
+        try:
+            subject = stack.enter_context(_built(job.subject, device))
+            problem = stillborn(subject, job.subject, device)
+        except Exception as error:
+            # Whatever an edit does to the import of its module.
+            problem = error
+        if problem is not None:
+            yield "attempt", _stillborn(seeds[0], problem)
+            yield DONE
+            return
+        for seed in seeds:
+            if settled(attempts, len(job.seeds)):
+                break
+            yield "seed", seed
+            attempt = attempt_one(job, subject, seed, device, beat=beat)
+            lost = not _alive(device)
+            if lost:
+                # No candidate of the minimiser can have passed.
+                attempt = replace(attempt, outcome="killed", kind="crash", size=None)
+            attempts.append(attempt)
+            yield "attempt", attempt
+            if lost:
+                yield LOST
+                return
+    yield DONE
+
+
+def attempt_one(job: Job, subject: Subject, seed: int, device: str, *, beat: Callable[[], None]) -> Attempt:
     """Hunt a mutant or a control with one seed.
 
     Args:
-        job: whom, and how.
+        job: how.
+        subject: the mutant or the control.
         seed: of every draw.
         device: "cuda" or "cpu".
         beat: called before each case.
     """
+    import torch  # noqa: PLC0415
+
+    from properties.probe import informed  # noqa: PLC0415
+
     from . import schedule  # noqa: PLC0415
     from .hunter import Hunt  # noqa: PLC0415 - imports torch and triton
 
+    subject = informed(subject, torch.device(device))
     if isinstance(job.subject, Control):
-        from .controls import built  # noqa: PLC0415
-
-        with built(job.subject, device=device) as subject:
-            hunt = Hunt(subject=_informed(subject, device), device=device, seed=seed, beat=beat)
-            rounds, times = schedule.rounds_for(job.cases)
-            return hunt.run(rounds=rounds, times=times, corpus=False)
-    with contextlib.ExitStack() as stack:
-        try:
-            subject = stack.enter_context(_subject(job.subject, device))
-            problem = stillborn(subject, job.subject, device)
-        except Exception as error:
-            # Whatever an edit does to the import of its module.
-            return Attempt(seed=seed, outcome="stillborn", kind="does not compile", headline=_headline(error))
-        if problem is not None:
-            return Attempt(seed=seed, outcome="stillborn", kind="does not compile", headline=_headline(problem))
-        seconds = job.minimise_seconds if seed == job.seeds[0] else 0.0
-        hunt = Hunt(subject=_informed(subject, device), device=device, seed=seed, beat=beat, minimise_seconds=seconds)
-        return hunt.run(rounds=job.rounds, corpus=job.rounds > 0)
+        rounds, times = schedule.rounds_for(job.cases)
+        return Hunt(subject=subject, device=device, seed=seed, beat=beat).run(rounds=rounds, times=times, corpus=False)
+    seconds = job.minimise_seconds if seed == job.seeds[0] else 0.0
+    hunt = Hunt(subject=subject, device=device, seed=seed, beat=beat, minimise_seconds=seconds)
+    return hunt.run(rounds=job.rounds, corpus=job.rounds > 0)
 
 
 @contextlib.contextmanager
-def _subject(mutant: Mutant, device: str) -> Iterator[Subject]:
+def _built(subject: Mutant | Control, device: str) -> Iterator[Subject]:
+    if isinstance(subject, Control):
+        from .controls import built  # noqa: PLC0415
+
+        with built(subject, device=device) as control:
+            yield control
+        return
     from .package import mutated  # noqa: PLC0415
 
-    with mutated(mutant, device=device) as subject:
-        yield subject
+    with mutated(subject, device=device) as mutant:
+        yield mutant
 
 
-def stillborn(subject: Subject, mutant: Mutant, device: str) -> Exception | None:
-    """Return how the simplest call fails to compile, None when it compiles, whatever else it does.
+def _stillborn(seed: int, error: BaseException) -> Attempt:
+    headline = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return Attempt(seed=seed, outcome="stillborn", kind="does not compile", headline=headline[:200])
+
+
+def stillborn(subject: Subject, source: Mutant | Control, device: str) -> Exception | None:
+    """Return how a simple call fails to compile, None when it compiles, whatever else it does.
 
     Args:
-        subject: the mutant.
-        mutant: what was edited decides which kernels are asked for.
+        subject: the mutant or control.
+        source: what was edited decides which kernels are asked for.
         device: "cuda" or "cpu".
     """
     import torch  # noqa: PLC0415
@@ -168,7 +207,7 @@ def stillborn(subject: Subject, mutant: Mutant, device: str) -> Exception | None
         torch.device(device)
     )
     modes = ["not_guaranteed"]
-    if any(edit.file.startswith("ordered") for edit in mutant.edits):
+    if any(edit.file.startswith("ordered") for edit in source.edits):
         modes.append("run_to_run")
     for mode in modes:
         try:
@@ -177,14 +216,6 @@ def stillborn(subject: Subject, mutant: Mutant, device: str) -> Exception | None
             if is_compile_error(error):
                 return error
     return None
-
-
-def _informed(subject: Subject, device: str) -> Subject:
-    import torch  # noqa: PLC0415
-
-    from properties.probe import informed  # noqa: PLC0415
-
-    return informed(subject, torch.device(device))
 
 
 def _settle(place: Place) -> None:
@@ -216,7 +247,7 @@ def _alive(device: str) -> bool:
         return False
 
 
-def _beat(connection: Connection) -> Any:
+def _beat(connection: Connection) -> Callable[[], None]:
     last = time.monotonic()
 
     def beat() -> None:
@@ -227,10 +258,6 @@ def _beat(connection: Connection) -> Any:
             connection.send(("beat",))
 
     return beat
-
-
-def _headline(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:200]
 
 
 def _redirect(log: Path) -> None:
