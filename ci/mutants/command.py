@@ -36,7 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--list", action="store_true", help="print all names and do nothing")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="these mutants alone; a glob, may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="these mutants, or controls, alone; a glob, may be repeated",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     parser.add_argument("--seeds", type=_positive, metavar="N", help=f"hunts per mutant: {SEEDS}, 1 with --mechanical")
@@ -178,10 +182,12 @@ def make_plan(
     Raises:
         ValueError: the options do not go together, or name nothing.
     """
-    chosen = [name for name in ("controls", "mechanical", "only") if getattr(options, name)]
-    if len(chosen) > 1:
-        raise ValueError(f"--{' and --'.join(chosen)} given, expected one of them")
-    mutants: Sequence[Mutant] = matching(options.only, zoo)
+    other = next((name for name in ("controls", "only") if getattr(options, name)), None)
+    if options.mechanical and other:
+        raise ValueError(f"--mechanical and --{other} given, expected one of them")
+    mutants: Sequence[Mutant] = [] if options.controls else matching(options.only, zoo)
+    if options.controls:
+        controls = matching(options.only, controls)
     edits: dict[str, str] = {}
     if options.mechanical:
         sample = mechanical.sample(options.mechanical, seed=options.seed)
@@ -189,8 +195,8 @@ def make_plan(
         edits = {one.mutant.name: one.diff for one in sample}
     seeds = options.seeds or (1 if options.mechanical else SEEDS)
     return Plan(
-        mutants=[] if options.controls else mutants,
-        controls=[] if options.mechanical or options.only else controls,
+        mutants=mutants,
+        controls=controls if options.controls or not (options.mechanical or options.only) else [],
         seeds=tuple(range(options.seed, options.seed + seeds)),
         cases=options.cases or CONTROL_CASES[device],
         edits=edits,

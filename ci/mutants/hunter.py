@@ -42,13 +42,15 @@ class Hunter(Harness):
     """A harness that draws until a case fails; nothing is shrunk by Hypothesis, and nothing is kept.
 
     Attributes:
-        beat: called before each case and each candidate of the minimiser.
+        beat: called before each case with its number, and before each candidate of the minimiser with None.
+        before: cases of earlier turns.
         simplest: whether the first case is the simplest one, as Hypothesis has it. Once it has been tried, it is left
             out.
         smallest: the failing recipe after minimising, if it is one.
     """
 
-    beat: Callable[[], None] = lambda: None
+    beat: Callable[[int | None], None] = lambda _: None
+    before: int = 0
     simplest: bool = True
     smallest: Recipe | None = None
 
@@ -103,11 +105,11 @@ class Hunter(Harness):
         raise error from None
 
     def _one(self, recipe: Any, check: Callable[[Any], object]) -> None:
-        self.beat()
+        self.beat(self.before + self.stats.cases + 1)
         super()._one(recipe, check)
 
     def _attempt(self, recipe: Recipe, check: Callable[[Any], object]) -> Exception | None:
-        self.beat()
+        self.beat(None)
         return super()._attempt(recipe, check)
 
 
@@ -136,14 +138,14 @@ class Hunt:
         subject: what to run.
         device: "cuda" or "cpu".
         seed: of every draw, and of the order of the dtype cells.
-        beat: called before each case.
+        beat: called before each case with its number, and before each candidate of the minimiser with None.
         minimise_seconds: time to make the failing case smaller, 0 for none.
     """
 
     subject: Subject
     device: str
     seed: int = 0
-    beat: Callable[[], None] = lambda: None
+    beat: Callable[[int | None], None] = lambda _: None
     minimise_seconds: float = 0.0
 
     @property
@@ -168,21 +170,23 @@ class Hunt:
                 variant = schedule.variant_of(function, self.seed, number, self.subject.refuses)
                 if variant is None:
                     continue
-                caught, cases = self.turn(function, variant, number=number, examples=turn.examples * times)
+                caught, cases = self.turn(
+                    function, variant, number=number, examples=turn.examples * times, before=judged
+                )
                 judged += cases
                 if caught is not None:
                     return replace(caught, examples=judged, seconds=time.process_time() - started)
         if corpus:
             function = schedule.CORPUS.load()
             for path in case_files():
-                caught, cases = self.turn(function, {"name": path.stem}, number=0, examples=1)
+                caught, cases = self.turn(function, {"name": path.stem}, number=0, examples=1, before=judged)
                 judged += cases
                 if caught is not None:
                     return replace(caught, examples=judged, seconds=time.process_time() - started)
         return Attempt(seed=self.seed, outcome="survived", examples=judged, seconds=time.process_time() - started)
 
     def turn(
-        self, function: Callable[..., None], variant: dict[str, Any], *, number: int, examples: int
+        self, function: Callable[..., None], variant: dict[str, Any], *, number: int, examples: int, before: int = 0
     ) -> tuple[Attempt | None, int]:
         """Give one property its cases.
 
@@ -191,6 +195,7 @@ class Hunt:
             variant: its arguments besides the harness.
             number: of the round.
             examples: cases.
+            before: cases of earlier turns.
 
         Returns:
             The kill, if there is one, and how many cases were judged.
@@ -206,6 +211,7 @@ class Hunt:
             seed=self.seed,
             examples=examples,
             beat=self.beat,
+            before=before,
             simplest=number == 0,
             minimise_seconds=self.minimise_seconds,
         )

@@ -53,7 +53,7 @@ def _evaluate(
         x, y, live = _place(locations[:, :, :, number], height, width)
         weight = torch.where(live, weights[:, :, :, number], 0.0)
         left, top = x.detach().floor(), y.detach().floor()
-        rows = pixels.reshape(-1, channels)
+        rows = pixels.flatten(0, 2)
         for column, fx in ((left, 1 - (x - left)), (left + 1, x - left)):
             for row, fy in ((top, 1 - (y - top)), (top + 1, y - top)):
                 inside = live & (column >= 0) & (column < width) & (row >= 0) & (row < height)

@@ -55,6 +55,7 @@ class _Worker:
     ready: bool = False
     job: int | None = None
     seed: int | None = None
+    cases: int = 0
     log: Path
 
 
@@ -183,6 +184,9 @@ class _Run:
             self._give(worker)
         elif word == "seed":
             worker.seed = message[1]
+            worker.cases = 0
+        elif word == "beat":
+            worker.cases = message[1] or worker.cases
         elif word == "attempt":
             assert worker.job is not None
             self.attempts[worker.job].append(message[1])
@@ -221,7 +225,9 @@ class _Run:
             return
         if seed is not None:
             headline = f"no word for {self.pool.hang_seconds:.0f} s" if kind == "timeout" else self._exit(worker)
-            self.attempts[job].append(Attempt(seed=seed, outcome="killed", kind=kind, headline=headline))
+            self.attempts[job].append(
+                Attempt(seed=seed, outcome="killed", kind=kind, headline=headline, examples=worker.cases)
+            )
         if settled(self.attempts[job], len(self.jobs[job].seeds)):
             self._finish(job)
         else:

@@ -46,7 +46,7 @@ class Attempt:
         output: what was wrong: an output of the operator, "" for other failures.
         kind: class of the failure, as `properties.kinds` has it; "crash", "timeout", "does not compile".
         headline: first line of the story.
-        examples: cases judged, the failing one included.
+        examples: cases judged, the failing one included; 0 where the first call of all was the end.
         seconds: CPU time.
         size: of the minimised case, where there was one to minimise.
     """

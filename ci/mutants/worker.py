@@ -22,7 +22,9 @@ from .results import Attempt, settled
 if TYPE_CHECKING:
     from properties.subject import Subject
 
-# What is told at most once in so many seconds: that the process still gets on.
+# Called with the number of the case that begins, None for a candidate of the minimiser.
+Beat = Callable[[int | None], None]
+# Candidates are told at most once in so many seconds.
 BEAT_SECONDS = 1.0
 DONE = ("done",)
 # The device no longer answers, and will not answer anything else in this process.
@@ -72,9 +74,9 @@ class Place:
 def serve(connection: Connection, place: Place) -> None:
     """Work until there is no more work: the whole life of a worker.
 
-    It sends ("ready",) once, ("seed", number) before each hunt, ("beat",) while it gets on, ("attempt", Attempt) after
-    each hunt, ("done",) after each job; ("lost",) before it gives up a device, and ("failed", text) when the harness
-    itself is at fault.
+    It sends ("ready",) once, ("seed", number) before each hunt, ("beat", number of the case or None) while it gets on,
+    ("attempt", Attempt) after each hunt, ("done",) after each job; ("lost",) before it gives up a device, and
+    ("failed", text) when the harness itself is at fault.
 
     Args:
         connection: jobs come in, None for the last; messages go out.
@@ -100,7 +102,7 @@ def serve(connection: Connection, place: Place) -> None:
             connection.send(("failed", traceback.format_exc()))
 
 
-def _messages(job: Job, device: str, beat: Callable[[], None]) -> Iterator[tuple[Any, ...]]:
+def _messages(job: Job, device: str, beat: Beat) -> Iterator[tuple[Any, ...]]:
     """Yield what a worker tells of one job: its seeds and attempts, and how it ended.
 
     The subject is imported once for all seeds, so that they share its compiled kernels.
@@ -108,7 +110,7 @@ def _messages(job: Job, device: str, beat: Callable[[], None]) -> Iterator[tuple
     Args:
         job: whom to hunt, and how.
         device: "cuda" or "cpu".
-        beat: called before each case.
+        beat: called before each case, with its number.
     """
     attempts = list(job.before)
     begun = {attempt.seed for attempt in attempts}
@@ -143,7 +145,7 @@ def _messages(job: Job, device: str, beat: Callable[[], None]) -> Iterator[tuple
     yield DONE
 
 
-def attempt_one(job: Job, subject: Subject, seed: int, device: str, *, beat: Callable[[], None]) -> Attempt:
+def attempt_one(job: Job, subject: Subject, seed: int, device: str, *, beat: Beat) -> Attempt:
     """Hunt a mutant or a control with one seed.
 
     Args:
@@ -151,7 +153,7 @@ def attempt_one(job: Job, subject: Subject, seed: int, device: str, *, beat: Cal
         subject: the mutant or the control.
         seed: of every draw.
         device: "cuda" or "cpu".
-        beat: called before each case.
+        beat: called before each case, with its number.
     """
     import torch  # noqa: PLC0415
 
@@ -247,15 +249,15 @@ def _alive(device: str) -> bool:
         return False
 
 
-def _beat(connection: Connection) -> Callable[[], None]:
+def _beat(connection: Connection) -> Beat:
     last = time.monotonic()
 
-    def beat() -> None:
+    def beat(cases: int | None) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= BEAT_SECONDS:
+        if cases is not None or now - last >= BEAT_SECONDS:
             last = now
-            connection.send(("beat",))
+            connection.send(("beat", cases))
 
     return beat
 

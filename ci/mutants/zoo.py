@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from . import zoo_geometry, zoo_gradients, zoo_operator, zoo_plans, zoo_precision
-from .mutant import Mutant
+from .mutant import Control, Mutant
+
+Named = TypeVar("Named", Mutant, Control)
 
 MUTANTS: tuple[Mutant, ...] = (
     *zoo_geometry.MUTANTS,
@@ -29,22 +32,22 @@ def named(name: str) -> Mutant:
     return _BY_NAME[name]
 
 
-def matching(patterns: Iterable[str], mutants: Sequence[Mutant] = MUTANTS) -> tuple[Mutant, ...]:
-    """Return the mutants whose names match any of some globs, in their usual order; all without a glob.
+def matching(patterns: Iterable[str], subjects: Sequence[Named]) -> tuple[Named, ...]:
+    """Return the mutants or controls whose names match any of some globs, in their usual order; all without a glob.
 
     Args:
         patterns: as in a shell: `*`, `?` and `[...]`.
-        mutants: to choose from.
+        subjects: to choose from.
 
     Raises:
         ValueError: a glob matches none.
     """
     wanted = tuple(patterns)
-    names = [mutant.name for mutant in mutants]
+    names = [subject.name for subject in subjects]
     found: set[str] = set()
     for pattern in wanted:
         matches = fnmatch.filter(names, pattern)
         if not matches:
-            raise ValueError(f"only: {pattern!r} matches none of the {len(names)} mutants that --list prints")
+            raise ValueError(f"only: {pattern!r} matches none of the {len(names)} names that --list prints")
         found.update(matches)
-    return tuple(mutant for mutant in mutants if not wanted or mutant.name in found)
+    return tuple(subject for subject in subjects if not wanted or subject.name in found)

@@ -250,8 +250,8 @@ SIZES = (
     one_edit(
         "queries counted in 5 bits",
         "size overflow",
-        "return j, ((b * Q + q) * M + m) * LK + j,",
-        "return j, ((b * Q + q % 32) * M + m) * LK + j,",
+        "out_row = (b * Q + q) * M + m",
+        "out_row = (b * Q + q % 32) * M + m",
     ),
     Mutant(
         name="items packed in 8 bits",

@@ -269,7 +269,7 @@ RACES = (
                 after="**({} if kernel == 'backward' else options(plan)))",
             ),
         ),
-        needs_gpu="the interpreter does not tune: it runs the first configuration once",
+        needs_gpu="the interpreter does not tune: an autotuned kernel asks for the driver of a GPU",
     ),
     one_edit(
         "blocks change from call to call",
