@@ -253,10 +253,12 @@ SIZES = (
         "out_row = (b * Q + q) * M + m",
         "out_row = (b * Q + q % 32) * M + m",
     ),
-    Mutant(
-        name="items packed in 8 bits",
-        family="size overflow",
-        edits=(Edit(file="ordered_kernels.py", before="| item.to(tl.int64)", after="| (item & 255).to(tl.int64)"),),
+    one_edit(
+        "items numbered in 8 bits",
+        "size overflow",
+        "    q = (tl.umulhi(item",
+        "    item = item & 255\n    q = (tl.umulhi(item",
+        file="ordered_kernels.py",
     ),
     one_edit(
         "quotient by a factor rounded down",

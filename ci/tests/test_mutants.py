@@ -30,6 +30,7 @@ STUCK = told("is stuck", f"    while True:\n        pass\n{LAUNCH}")
 NO_IMPORT = told("cannot be imported", "kernels.", before="import contextlib\n")
 NO_COMPILE = told("does not compile", "x = nobody", before="x = position.to(COMPUTE) * extent - 0.5", file="kernels.py")
 SAME = told("changes nothing", f"    # nothing\n{LAUNCH}")
+ALL: list[Mutant | Control] = [*MUTANTS, *CONTROLS]
 KILLED = named("half-pixel constant missing")
 
 
@@ -50,7 +51,7 @@ def sources_of(subject: Mutant | Control) -> dict[str, str]:
     return edited_sources((*subject.edits, *variant), subject.name)
 
 
-@pytest.mark.parametrize("subject", [*MUTANTS, *CONTROLS], ids=[subject.name for subject in (*MUTANTS, *CONTROLS)])
+@pytest.mark.parametrize("subject", ALL, ids=[subject.name for subject in ALL])
 def test_every_edit_applies_and_is_python(subject: Mutant | Control):
     for file, source in sources_of(subject).items():
         compile(source, file, "exec")
@@ -284,4 +285,4 @@ def test_the_list_names_all(capsys):
     command.add_arguments(parser)
     assert command.run(parser.parse_args(["--list"])) == 0
     printed = capsys.readouterr().out
-    assert all(subject.name in printed for subject in (*MUTANTS, *CONTROLS))
+    assert all(subject.name in printed for subject in ALL)
