@@ -24,6 +24,7 @@ from rich.table import Table
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OTHER = "other"
+PROPERTIES = Path(__file__).parent.parent / "properties"
 EXPECTED = Path(__file__).parent / "expected"
 # Failing cases are made small by Hypothesis; many tests may fail, so the second stage gets little time for each.
 MINIMISE_SECONDS = 2.0
@@ -226,7 +227,7 @@ def run(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "summary.json"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "properties.plugin", "-n", options.workers]
-        command += [str(Path(__file__).parent.parent / "properties"), "--ignore-glob=*/properties/tests/*"]
+        command += [str(PROPERTIES), f"--ignore={PROPERTIES / 'tests'}"]
         command += ["--msda-subject", options.subject, "--msda-device", options.device, "--msda-json", str(file)]
         command += ["--msda-minimise", f"{MINIMISE_SECONDS:g}"]
         for name in ("examples", "seed"):
