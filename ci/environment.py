@@ -36,9 +36,9 @@ def requirements(*, extra: str | None = None, pyproject: Path = ROOT / "pyprojec
     while extras:
         for requirement in project["optional-dependencies"][extras.pop()]:
             # An extra takes up another one by the project's own name.
-            own = re.fullmatch(rf"{re.escape(project['name'])}\[([a-z]+)\]", requirement)
+            own = re.fullmatch(rf"{re.escape(project['name'])}\[([a-z,]+)\]", requirement)
             if own:
-                extras.append(own.group(1))
+                extras += own.group(1).split(",")
             else:
                 found.append(requirement)
     return found
