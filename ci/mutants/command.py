@@ -28,7 +28,7 @@ from .worker import Job
 from .zoo import MUTANTS, matching
 
 SEEDS = 3
-MINIMISE_SECONDS = 4.0
+MINIMISE_SECONDS = 3.0
 CONTROL_CASES = {"cpu": 60, "cuda": 600}
 
 

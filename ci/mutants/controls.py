@@ -128,8 +128,8 @@ EDITED = (
             *(
                 Edit(
                     file="ordered_kernels.py",
-                    before="lx, lx, lx, lx,\n" + " " * indent,
-                    after="lx, lx, lx, lx, lx,\n" + " " * indent,
+                    before="p11, lx, lx, lx, lx,\n" + " " * indent,
+                    after="p11, lx, lx, lx, lx, lx,\n" + " " * indent,
                 )
                 for indent in (20, 16)
             ),

@@ -16,9 +16,10 @@ from hypothesis.strategies import SearchStrategy
 
 from properties import profiles
 from properties.corpus_order import case_files
-from properties.harness import Harness, draws_independent_of_imports
+from properties.harness import Harness
 from properties.kinds import kind_of
 from properties.limits import Limits
+from properties.profiles import draws_independent_of_imports
 from properties.recipe import Recipe
 from properties.report import ItemStats
 from properties.subject import Subject
@@ -27,6 +28,8 @@ from properties.verdict import INDICES
 from . import schedule
 from .results import Attempt, Size
 
+# Half of what a run of the properties allows: three blocks of anything are left, and twice as many cases.
+INTERPRETER_STEPS = 12
 # What a kernel raises in the interpreter where a compiler would refuse it.
 UNCOMPILABLE = (NameError, TypeError, AttributeError, ValueError, SyntaxError)
 COMPILER_ERRORS = frozenset({"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct"})
@@ -152,7 +155,7 @@ class Hunt:
     def limits(self) -> Limits:
         """How large the cases may be."""
         edges = self.subject.block_edges
-        return Limits.cuda(edges) if self.device == "cuda" else Limits.cpu(edges)
+        return Limits.cuda(edges) if self.device == "cuda" else replace(Limits.cpu(edges), max_steps=INTERPRETER_STEPS)
 
     def run(self, *, rounds: int = schedule.ROUNDS, times: int = 1, corpus: bool = True) -> Attempt:
         """Go round the properties until one fails.

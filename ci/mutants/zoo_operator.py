@@ -1,4 +1,8 @@
-"""Mutants of the wrapper and of the run-to-run backward: argument handling, autograd, sorting, ordered sums."""
+"""Mutants of the wrapper and of the run-to-run backward: argument handling, autograd, sorting, ordered sums.
+
+A sample that is taken for another may be one that is skipped, whose cell is anywhere: such mutants of the run-to-run
+backward may write far away, and end their process.
+"""
 
 from __future__ import annotations
 
@@ -184,7 +188,7 @@ ORDER = (
         "cells that go on overwrite their first part",
         "run to run",
         "seen = (first > begin) & (first <= end)",
-        "seen = (first > begin) & (first > end)",
+        "seen = (first > begin) & (first < begin)",
         file=ORDERED,
     ),
     one_edit(
