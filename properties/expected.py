@@ -15,8 +15,10 @@ import pytest
 
 from .failures import user_folder
 from .kinds import MEANING
+from .session import run_of
 
 TABLE = "expected"
+DEVICES = ("cuda", "cpu")
 # Name under which a failure tells the controller which entry expected it.
 MET = "msda expected"
 
@@ -30,12 +32,14 @@ class Expected:
         kind: class of the failure, one of `kinds.Kind`.
         reason: why.
         variants: patterns of the parametrised part, dtype cells mostly; one of them must fit.
+        devices: where it happens; elsewhere the entry says nothing.
     """
 
     property: str
     kind: str
     reason: str
     variants: tuple[str, ...] = ("*",)
+    devices: tuple[str, ...] = DEVICES
 
     def fits(self, nodeid: str) -> bool:
         """Whether this speaks of a test.
@@ -78,15 +82,19 @@ def _entry(row: dict[str, Any], where: str) -> Expected:
     missing, unknown = {"property", "kind", "reason"} - set(row), set(row) - names
     if missing or unknown:
         wrong = ", ".join(sorted(missing)) + " missing" if missing else ", ".join(sorted(unknown)) + " unknown"
-        raise ValueError(f"expected failures: {where}: {wrong}; expected property, class, reason and perhaps variants")
+        expected = "property, class, reason and perhaps variants and devices"
+        raise ValueError(f"expected failures: {where}: {wrong}; expected {expected}")
     if row["kind"] not in MEANING:
         raise ValueError(f"expected failures: {where}: class is {row['kind']!r}, expected one of {', '.join(MEANING)}")
     if not str(row["reason"]).strip():
         raise ValueError(f"expected failures: {where}: the reason is empty, expected some words")
-    variants = row.get("variants", ("*",))
-    if not isinstance(variants, list | tuple) or not variants or not all(isinstance(one, str) for one in variants):
-        raise ValueError(f"expected failures: {where}: variants is {variants!r}, expected a list of patterns")
-    return Expected(**(row | {"variants": tuple(variants)}))
+    lists = {name: row[name] for name in ("variants", "devices") if name in row}
+    for name, given in lists.items():
+        if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
+            raise ValueError(f"expected failures: {where}: {name} is {given!r}, expected a list of words")
+    if not set(lists.get("devices", ())) <= set(DEVICES):
+        raise ValueError(f"expected failures: {where}: devices is {row['devices']!r}, expected {' or '.join(DEVICES)}")
+    return Expected(**(row | {name: tuple(given) for name, given in lists.items()}))
 
 
 def of(config: pytest.Config) -> tuple[Expected, ...]:
@@ -98,7 +106,9 @@ def of(config: pytest.Config) -> tuple[Expected, ...]:
     """
     if ENTRIES not in config.stash:
         file = config.getoption("msda_expected", None)
-        config.stash[ENTRIES] = read(user_folder(config) / file) if file else ()
+        entries = read(user_folder(config) / file) if file else ()
+        device = run_of(config).device.type
+        config.stash[ENTRIES] = tuple(entry for entry in entries if device in entry.devices)
     return config.stash[ENTRIES]
 
 

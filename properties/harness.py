@@ -5,7 +5,6 @@ It needs no pytest: the plugin builds one for each test, `properties.verify` for
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 import warnings
@@ -266,7 +265,7 @@ class Harness:
         self._loops += 1
         found: Exception | None = None
         try:
-            with draws_independent_of_imports():
+            with profiles.draws_independent_of_imports():
                 drawn()
         except Flaky:
             # The same recipe passed when it was run again: the failure is what the reader needs, not the group.
@@ -312,6 +311,9 @@ class Harness:
 
     def _attempt(self, recipe: Recipe, check: Callable[[Any], object]) -> Exception | None:
         """Check one candidate of the minimiser like a case from a file; return what is raised."""
+        if self.subject is not None and self.subject.declines(recipe) is not None:
+            # Simpler numbers must not be such that the subject promises nothing for them.
+            return None
         if self.journal is not None:
             self.journal.begin(recipe)
         self.stats.shrinks += 1
@@ -374,28 +376,3 @@ def _classes(recipe: Any, limits: Limits) -> tuple[str, ...]:
     from .recipe import Recipe  # noqa: PLC0415
 
     return classes(recipe, limits=limits) if isinstance(recipe, Recipe) else ()
-
-
-@contextmanager
-def draws_independent_of_imports() -> Iterator[None]:
-    """Keep Hypothesis from drawing constants that it finds in the modules imported so far.
-
-    Which modules those are depends on the order of the tests and on how they were selected, so the same seed would
-    draw other cases in another worker. There is no setting for it; without these names nothing is changed.
-    """
-    from hypothesis.internal.conjecture import providers  # noqa: PLC0415
-
-    cache = getattr(providers, "CONSTANTS_CACHE", None)
-    collect = getattr(providers, "_get_local_constants", None)
-    nothing = getattr(providers, "Constants", None)
-    if cache is None or collect is None or nothing is None:
-        yield
-        return
-    empty = nothing()
-    clear: Callable[[], None] = getattr(getattr(cache, "cache", None), "clear", lambda: None)
-    with contextlib.ExitStack() as stack:
-        stack.callback(clear)
-        stack.callback(setattr, providers, "_get_local_constants", collect)
-        clear()
-        providers._get_local_constants = lambda: empty
-        yield

@@ -6,9 +6,11 @@ field that this profile would change, so that a run does the same thing wherever
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,3 +113,28 @@ def item_seed(session_seed: int, name: str, call: int) -> int:
 def item_database(root: Path, *names: str) -> Path:
     """Directory of the database of one item: parametrised variants and subjects must not share one."""
     return root / ".hypothesis" / "msda" / hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def draws_independent_of_imports() -> Iterator[None]:
+    """Keep Hypothesis from drawing constants that it finds in the modules imported so far.
+
+    Which modules those are depends on the order of the tests and on how they were selected, so the same seed would
+    draw other cases in another worker. There is no setting for it; without these names nothing is changed.
+    """
+    from hypothesis.internal.conjecture import providers  # noqa: PLC0415
+
+    cache = getattr(providers, "CONSTANTS_CACHE", None)
+    collect = getattr(providers, "_get_local_constants", None)
+    nothing = getattr(providers, "Constants", None)
+    if cache is None or collect is None or nothing is None:
+        yield
+        return
+    empty = nothing()
+    clear: Callable[[], None] = getattr(getattr(cache, "cache", None), "clear", lambda: None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(clear)
+        stack.callback(setattr, providers, "_get_local_constants", collect)
+        clear()
+        providers._get_local_constants = lambda: empty
+        yield

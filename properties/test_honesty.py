@@ -239,6 +239,9 @@ def check_stream(harness: Harness, recipe: Recipe) -> None:
         torch.cuda.synchronize(device)
     verdict = judged(harness, held, wanted, taken)
     if not verdict.passed:
+        # Wrong in memory of its own, too, and with nothing to wait for: then streams have nothing to do with it.
+        fresh = held_case(harness, recipe)
+        judged(harness, fresh, wanted, call(harness, fresh), alone=True)
         raise off_stream(held, verdict, early, found, wanted)
 
 

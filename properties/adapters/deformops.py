@@ -38,4 +38,6 @@ for one in (eager, triton_native, triton_float32):
     one.mixed_dtypes = False
     # It says nothing of locations that are not finite.
     one.nonfinite = "propagate"
+# Skipped samples are multiplied by 0, which leaves NaN of products that overflow.
+eager.nonfinite = "overflow"
 triton_native.accumulate = "native"

@@ -52,6 +52,8 @@ def test_entries_fit_by_property_and_variant():
         (ENTRY.format("x", "*", "bad luck", "why"), "class is 'bad luck', expected one of logic fault"),
         (ENTRY.format("x", "*", "crash", " "), "the reason is empty"),
         (ENTRY.format("x", "*", "crash", "why") + "retry = 3\n", "retry unknown"),
+        (ENTRY.format("x", "*", "crash", "why") + 'devices = ["tpu"]\n', "devices is .* expected cuda or cpu"),
+        (ENTRY.format("x", "*", "crash", "why") + 'devices = "cpu"\n', "devices is 'cpu', expected a list of words"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, message: str):
@@ -99,7 +101,10 @@ def test_an_expected_failure_does_not_fail_the_run(tmp_path: Path, workers: str)
 
 
 def test_an_entry_that_nothing_failed_for_fails_the_run(tmp_path: Path):
-    status, output, _ = run(tmp_path, entry("float16"), entry("float32"))
+    # What is said of the other device is not looked for.
+    elsewhere = entry("float32", "memory") + 'devices = ["cuda"]\n'
+    status, output, _ = run(tmp_path, entry("float16"), entry("float32"), elsewhere)
+    assert "memory" not in output
     assert status == 1
     assert "expected failure did not happen: forward_within_bound[float32], logic fault: it doubles them" in output
 

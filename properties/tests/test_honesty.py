@@ -220,6 +220,15 @@ def test_a_result_of_what_was_there_before_is_told(monkeypatch: pytest.MonkeyPat
     assert kind_of(failure.value) == "memory"
 
 
+def test_a_result_that_is_wrong_anyway_is_no_matter_of_streams(monkeypatch: pytest.MonkeyPatch):
+    without_streams(monkeypatch)
+    subject = lying(None)
+    double = dataclasses.replace(subject, call=lambda *operands: 2.0 * subject.call(*operands))
+    with pytest.raises(PropertyFailed, match="out: outside its error bound") as failure:
+        honesty.check_stream(harness_of(double, "cpu"), RECIPE)
+    assert kind_of(failure.value) == "logic fault"
+
+
 def test_a_result_that_comes_late_is_told(monkeypatch: pytest.MonkeyPatch):
     """A copy that is taken right after the call finds other memory than the end of the case does."""
     without_streams(monkeypatch)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch.autograd.gradcheck import GradcheckError
 
 from properties.cells import CELLS
+from properties.declaration import Declaration
 from properties.explicit import MAX_NUMBERS, OPERANDS, Explicit
 from properties.harness import Harness
 from properties.journal import DeviceLost, Journal
@@ -24,6 +25,7 @@ from properties.minimise import failure_key, minimise, numbers_may_change
 from properties.recipe import LAYOUTS, Lattice, Recipe
 from properties.reductions import AXES, PLAIN, State, cost, crop, rewrites, with_entries
 from properties.report import ItemStats
+from properties.subject import declaring
 from properties.verdict import Evidence, PropertyFailed
 
 FLOAT32 = next(cell for cell in CELLS if cell.name == "float32")
@@ -564,3 +566,15 @@ def test_failures_leave_no_tensors_behind():
     before = tensors()
     fail(100)
     assert tensors() <= before
+
+
+def test_what_the_subject_does_not_promise_is_no_smaller_case():
+    """Simpler numbers may be infinite; a subject that says nothing of those must not be shown them."""
+    tried: list[Recipe] = []
+    says = Declaration(nonfinite="propagate")
+    harness = dataclasses.replace(harness_of(), subject=declaring(lambda *_: LARGE, says, name="x"))  # type: ignore[arg-type,return-value]
+    assert harness._attempt(LARGE, tried.append) is None
+    assert tried == []
+    finite = dataclasses.replace(LARGE, locations=("inside",))
+    assert harness._attempt(finite, tried.append) is None
+    assert tried == [finite]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from properties.cells import CELLS, DtypeCell, cell_named
 from properties.classes import REQUIRED, classes
-from properties.harness import draws_independent_of_imports
 from properties.limits import FOCUSES, Sizes, fit
+from properties.profiles import draws_independent_of_imports
 from properties.recipe import Recipe
 from properties.strategies import Limits, empty_recipes, recipes
 
