@@ -572,7 +572,7 @@ def test_what_the_subject_does_not_promise_is_no_smaller_case():
     """Simpler numbers may be infinite; a subject that says nothing of those must not be shown them."""
     tried: list[Recipe] = []
     says = Declaration(nonfinite="propagate")
-    harness = dataclasses.replace(harness_of(), subject=declaring(lambda *_: LARGE, says, name="x"))  # type: ignore[arg-type,return-value]
+    harness = dataclasses.replace(harness_of(), subject=declaring(lambda *_: LARGE, says, name="x"))  # type: ignore[arg-type]
     assert harness._attempt(LARGE, tried.append) is None
     assert tried == []
     finite = dataclasses.replace(LARGE, locations=("inside",))
