@@ -20,6 +20,7 @@ NonFinite = Literal["skip", "propagate", "overflow"]
 Layouts = Literal["any", "contiguous"]
 Operand = Literal["value", "sampling_locations", "attention_weights"]
 Device = Literal["cuda", "cpu"]
+Support = Literal["fake_tensors", "vmap", "deterministic_algorithms", "refuses_second_derivatives"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OPERANDS: tuple[Operand, ...] = get_args(Operand)
@@ -42,6 +43,7 @@ LISTS: dict[str, tuple[str, ...]] = {
     "determinisms": get_args(Determinism),
     "gradients": OPERANDS,
     "devices": DEVICES,
+    "supports": get_args(Support),
 }
 FLAGS = ("mixed_dtypes", "empty", "validates", "uniform")
 DIMENSIONS = ("queries", "samples", "channels")
@@ -69,6 +71,8 @@ class Declaration:
             is known of a stranger's order of addition, so "flat" is the default for the last one.
         accumulators, determinisms: what its keywords `accumulate=` and `determinism=` take; empty: it has none.
         determinism: what it promises about repeated runs.
+        supports: of what PyTorch asks around a call: tracing with fake tensors, `torch.vmap`,
+            `torch.use_deterministic_algorithms`, and that a second derivative raises.
         uniform: see `properties.subject.Subject`.
         block_edges: block sizes by dimension: "queries", "samples" and "channels".
     """
@@ -90,6 +94,7 @@ class Declaration:
     accumulators: tuple[Accumulate, ...] = ()
     determinisms: tuple[Determinism, ...] = ()
     determinism: Determinism = "not_guaranteed"
+    supports: tuple[Support, ...] = ()
     uniform: bool = False
     block_edges: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,18 @@ from reference.model import Accumulate, Arithmetic
 from . import declaration, interpreter
 from .casefile import SHIPPED
 from .cells import CELLS, DtypeCell
-from .declaration import DEVICES, OPERANDS, Declaration, Determinism, Device, Engine, Layouts, NonFinite, Operand
+from .declaration import (
+    DEVICES,
+    OPERANDS,
+    Declaration,
+    Determinism,
+    Device,
+    Engine,
+    Layouts,
+    NonFinite,
+    Operand,
+    Support,
+)
 from .limits import Limits
 from .recipe import Recipe
 
@@ -67,6 +78,7 @@ class Subject:
         empty: whether it takes empty operands.
         devices: where it runs.
         nonfinite: not "skip" where what is not finite in a skipped sample may appear in the results.
+        supports: what it heeds of PyTorch's requests around a call.
         variants: the same operator with other blocks, or other numbers of warps, to be compared with it.
     """
 
@@ -88,6 +100,7 @@ class Subject:
     empty: bool = True
     devices: tuple[Device, ...] = DEVICES
     nonfinite: NonFinite = "skip"
+    supports: tuple[Support, ...] = ()
     variants: tuple[Subject, ...] = ()
 
     @property
@@ -174,6 +187,15 @@ class Subject:
             raise ValueError(f"determinism is {determinism!r}; {self.name} declares {', '.join(self.determinisms)}")
         told = _told(self.call, determinism=determinism) if len(self.determinisms) > 1 else self.call
         return replace(self, call=told, determinism=determinism)
+
+    def varied(self, seed: int) -> Subject:
+        """Return the subject, in one case of four told to keep another of the promises that it can.
+
+        Args:
+            seed: of the case.
+        """
+        others = self.determinisms[1:]
+        return self if seed % 4 != 3 or not others else self.with_determinism(others[seed // 4 % len(others)])
 
     def observe(
         self, inputs: Inputs, *, gradients: bool = True, wanted: tuple[bool, bool, bool] | None = None
@@ -292,6 +314,7 @@ def shipped(package: str = "msda", *, device: str) -> Subject:
         triton_atomics=True,
         uniform=True,
         engine="kernels",
+        supports=get_args(Support),
     )
 
 
@@ -339,4 +362,5 @@ def declaring(operator: Operator, says: Declaration, *, name: str) -> Subject:
         empty=says.empty,
         devices=says.devices,
         nonfinite=says.nonfinite,
+        supports=says.supports,
     )

@@ -24,7 +24,10 @@ def test_unsampled_pixels_appear_nowhere(harness: Harness, cell: DtypeCell) -> N
         sampled = reach(inputs, harness.subject.arithmetic).pixels.unsqueeze(-1)
         return dataclasses.replace(inputs, value=torch.where(sampled, inputs.value, torch.nan))
 
-    harness.for_all(recipes(cell, limits=harness.limits), lambda recipe: harness.check(recipe, change=poison))
+    harness.for_all(
+        recipes(cell, limits=harness.limits),
+        lambda recipe: harness.check(recipe, change=poison),
+    )
 
 
 @pytest.mark.partial

@@ -34,4 +34,6 @@ def test_skipped_samples_contribute_nothing(harness: Harness, cell: DtypeCell) -
         return dataclasses.replace(inputs, weights=weights, locations=locations)
 
     strategy = recipes(cell, limits=harness.limits, locations=SKIPPING)
-    harness.for_all(strategy, lambda recipe: harness.check(recipe, change=spoil))
+    harness.for_all(
+        strategy, lambda recipe: harness.check(recipe, subject=harness.subject.varied(recipe.seed), change=spoil)
+    )

@@ -56,6 +56,7 @@ def test_everything_that_can_be_declared_arrives_in_the_subject():
         "accumulators": ("native",),
         "determinisms": ("run_to_run",),
         "determinism": "run_to_run",
+        "supports": ("vmap",),
         "uniform": True,
         "block_edges": {"queries": (4,)},
     }
