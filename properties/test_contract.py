@@ -91,8 +91,13 @@ def _form(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 def test_mapped_calls_are_single_calls(harness: Harness, cell: DtypeCell) -> None:
     """`torch.vmap` over operands on any axis, or some of them alone, gives what one call after the other gives."""
     require(harness.subject, "vmap")
-    strategy = recipes(cell, limits=small(harness.limits), layouts=False)
+    strategy = recipes(cell, limits=small(harness.limits), layouts=False).map(with_two_entries)
     harness.for_all(strategy, lambda recipe: check_mapped(harness, recipe), share=SHARE)
+
+
+def with_two_entries(recipe: Recipe) -> Recipe:
+    """Give a recipe two batch entries, which the mapped axis must not mix with its own."""
+    return dataclasses.replace(recipe, batch=2, hot=())
 
 
 def check_mapped(harness: Harness, recipe: Recipe) -> None:
@@ -169,11 +174,16 @@ def repeated(limits: Limits) -> Limits:
 
 
 @contextmanager
-def switched_on() -> Iterator[None]:
-    """Ask for deterministic algorithms."""
+def switch(on: bool | None) -> Iterator[None]:
+    """Leave the switch for deterministic algorithms as it was, whatever happens inside.
+
+    Args:
+        on: how it is inside; None to leave it alone.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True)
     try:
+        if on is not None:
+            torch.use_deterministic_algorithms(on)
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
@@ -183,7 +193,7 @@ def asking(subject: Subject) -> Subject:
     """Return the subject called with the switch on; the harness' own work is not."""
 
     def call(*operands: Tensor) -> Tensor:
-        with switched_on():
+        with switch(True):
             return _Switched.apply(subject.call(*operands))  # type: ignore[no-any-return]
 
     return dataclasses.replace(subject, call=call)
@@ -212,7 +222,9 @@ class _Switched(torch.autograd.Function):
 def check_switch(harness: Harness, recipe: Recipe, subject: Subject) -> None:
     """Run one recipe repeatedly with the switch on."""
     __tracebackhide__ = True
-    repetition = walk_repeatedly(recipe, asking(subject), harness.device, clock=harness.clock)
+    # A backward that raises never comes to the callback that turns the switch off.
+    with switch(None):
+        repetition = walk_repeatedly(recipe, asking(subject), harness.device, clock=harness.clock)
     harness.record(ratio={}, collisions=repetition.agreement.collisions)
     if repetition.story:
         told = repetition.story + "\n  while     torch.use_deterministic_algorithms(True)"
