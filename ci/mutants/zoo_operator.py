@@ -226,6 +226,21 @@ ORDER = (
         "weight = tl.load(attn_ptr + sample, mask=used, other=0.0).to(COMPUTE)",
         file=ORDERED,
     ),
+    # The kernel that runs where the gradient of value is wanted alone.
+    one_edit(
+        "first query not counted where value alone has a gradient",
+        "run to run",
+        "counter, ticket = _draw(counts_ptr, segment, cell, chunks, q * K + (j - level * K), live)",
+        "counter, ticket = _draw(counts_ptr, segment, cell, chunks, q * K + (j - level * K), live & (q > 0))",
+        file=ORDERED,
+    ),
+    one_edit(
+        "samples up to two pixels left of the map counted",
+        "run to run",
+        "live = used & (x > -1.0)",
+        "live = used & (x > -2.0)",
+        file=ORDERED,
+    ),
     Mutant(
         name="partial sums in float16",
         family="run to run",
