@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from properties.compiles import CompileCounter
 from properties.harness import Harness
 from properties.kinds import MEANING, kind_of
 from properties.subject import Operator, Subject, from_callable, load
+from properties.variants import variants
 
 FOLDER = Path(__file__).parent
 # Every case of the corpus is a test of its own there; `pytest` replays it.
@@ -107,23 +107,6 @@ def verify(
     outcomes = [item.outcome for item in run.items]
     counts = {name: outcomes.count(name) for name in ("passed", "failed")} | {"skipped": len(run.skipped)}
     return Verification(header=header, items=run.items, counts=counts, skipped=run.skipped, stories=run.stories)
-
-
-def variants(function: Callable[..., None]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and arguments of each variant that a test function is parametrised with, besides its harness."""
-    choices: list[list[tuple[str, dict[str, Any]]]] = []
-    for mark in getattr(function, "pytestmark", ()):
-        if mark.name != "parametrize":
-            continue
-        names, rows = mark.args[0], mark.args[1]
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        arguments = [dict(zip(names, row if len(names) > 1 else (row,), strict=True)) for row in rows]
-        labels = mark.kwargs.get("ids") or str
-        shown = [labels(row) for row in rows] if callable(labels) else list(labels)
-        choices.append(list(zip(shown, arguments, strict=True)))
-    for combination in product(*choices):
-        label = "-".join(label for label, _ in combination)
-        yield label, {name: value for _, part in combination for name, value in part.items()}
 
 
 def _subject(given: str | Operator | Subject, device: str) -> Subject:

@@ -11,10 +11,11 @@ Nothing here depends on the mutant.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
+
+from properties.variants import variants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +101,6 @@ def cell_of(seed: int, number: int) -> str:
     return CELLS[(seed + number) % len(CELLS)]
 
 
-def variants(function: Callable[..., None]) -> Iterator[dict[str, Any]]:
-    """Yield the arguments that a test function is parametrised with, besides its harness."""
-    choices: list[list[dict[str, Any]]] = []
-    for mark in getattr(function, "pytestmark", ()):
-        if mark.name != "parametrize":
-            continue
-        names, rows = mark.args[0], mark.args[1]
-        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-        many = len(names) > 1
-        choices.append([dict(zip(names, row if many else (row,), strict=True)) for row in rows])
-    for combination in product(*choices):
-        yield {name: value for part in combination for name, value in part.items()}
-
-
 def variant_of(
     function: Callable[..., None], seed: int, number: int, refuses: Callable[..., str | None]
 ) -> dict[str, Any] | None:
@@ -130,7 +117,7 @@ def variant_of(
         that one; None if the subject declares none of them.
     """
     offered = []
-    for variant in variants(function):
+    for _, variant in variants(function):
         cell = variant.get("cell")
         if cell is None or refuses(cell, variant.get("accumulate")) is None:
             offered.append(variant)

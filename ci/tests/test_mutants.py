@@ -16,6 +16,7 @@ from ci.mutants.mutant import Control, Edit, Family, Mutant, edited_sources, ide
 from ci.mutants.pool import Pool
 from ci.mutants.results import Attempt, Row, Score, Size, settled
 from ci.mutants.zoo import MUTANTS, matching, named
+from properties.variants import variants
 
 LAUNCH = "    start(getattr(kernels, kernel), plan.programs"
 
@@ -98,7 +99,7 @@ def test_every_turn_names_a_property_that_takes_a_harness():
         function = turn.load()
         assert "harness" in function.__annotations__, turn
         # Whatever it is parametrised with is found.
-        (first, *_) = schedule.variants(function)
+        ((_, first), *_) = variants(function)
         assert first.keys() == function.__annotations__.keys() - {"harness", "return"}, turn
 
 

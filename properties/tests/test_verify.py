@@ -14,6 +14,7 @@ from properties import verify as module
 from properties.adapters.grid_sample import compose
 from properties.declaration import Declaration
 from properties.subject import declaring
+from properties.variants import variants
 from properties.verify import verify
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,7 +98,7 @@ def test_the_variants_are_those_of_pytest():
     names = set()
     for function in module._properties():
         test = f"properties/{function.__module__.rpartition('.')[2]}.py::{function.__name__}"
-        names |= {f"{test}[{label}]" if label else test for label, _ in module.variants(function)}
+        names |= {f"{test}[{label}]" if label else test for label, _ in variants(function)}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "properties"]
     command += ["--ignore=properties/tests", "--msda-device", "cpu", "-p", "no:cacheprovider"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120).stdout
