@@ -254,10 +254,10 @@ SIZES = (
         "out_row = (b * Q + q % 32) * M + m",
     ),
     one_edit(
-        "items numbered in 8 bits",
+        "items numbered in 6 bits",
         "size overflow",
         "    q = (tl.umulhi(item",
-        "    item = item & 255\n    q = (tl.umulhi(item",
+        "    item = item & 63\n    q = (tl.umulhi(item",
         file="ordered_kernels.py",
     ),
     one_edit(
