@@ -49,7 +49,7 @@ TURNS = (
     Turn(module="test_contract", function="test_mapped_calls_are_single_calls", examples=2),
     Turn(module="test_contract", function="test_second_derivatives_are_refused", examples=1),
     Turn(module="test_contract", function="test_deterministic_algorithms_are_heeded", examples=2),
-    Turn(module="test_determinism", function="test_equal_runs_are_within_bound", examples=3),
+    Turn(module="test_determinism", function="test_equal_runs_are_within_bound", examples=6),
     Turn(module="test_skipped", function="test_skipped_samples_contribute_nothing", examples=4),
     Turn(module="test_containment", function="test_fresh_memory_is_written", examples=2),
     Turn(module="test_containment", function="test_unsampled_pixels_appear_nowhere", examples=2),
