@@ -36,11 +36,13 @@ def test_gradients_of_some_operands(harness: Harness, cell: DtypeCell) -> None:
 def check_some_gradients(harness: Harness, recipe: Recipe) -> None:
     """Ask for the gradients of one or two operands; which, the recipe's seed decides."""
     wanted = SOME[recipe.seed % len(SOME)]
+    # Another way to add up may have a path of its own for value alone.
+    subject = harness.subject.varied(recipe.seed // len(SOME))
     inputs = recipe.build(harness.device)
-    expectation = expect(inputs, harness.subject.arithmetic)
+    expectation = expect(inputs, subject.arithmetic)
     unwanted: dict[str, Any] = {name: None for name, wants in zip(GRADIENTS, wanted, strict=True) if not wants}
     with harness.clock("subject"):
-        observation = harness.subject.observe(inputs, wanted=wanted)
+        observation = subject.observe(inputs, wanted=wanted)
     verdict = judge(observation, dataclasses.replace(expectation, **unwanted))
     harness.record(ratio=verdict.ratios, collisions=verdict.collisions)
     if not verdict.passed:
