@@ -311,7 +311,7 @@ class Harness:
 
     def _attempt(self, recipe: Recipe, check: Callable[[Any], object]) -> Exception | None:
         """Check one candidate of the minimiser like a case from a file; return what is raised."""
-        if self.subject is not None and self.subject.declines(recipe) is not None:
+        if self.subject.declines(recipe) is not None:
             # Simpler numbers must not be such that the subject promises nothing for them.
             return None
         if self.journal is not None:

@@ -81,6 +81,10 @@ class Limits:
         # A subject that declares no block size along a dimension keeps the default there.
         return replace(cls(), **{name: tuple(sizes) for name, sizes in edges.items() if sizes})  # type: ignore[arg-type]
 
+    def at_most(self, steps: int) -> Limits:
+        """Reduce what the interpreter is given to what can be run again and again; a GPU has no such limit."""
+        return self if self.max_steps is None else replace(self, max_steps=min(self.max_steps, steps))
+
     def tiny(self) -> Limits:
         """The same block edges with budgets for checks that run the subject once per input element."""
         steps = 4 if self.max_steps is None else min(4, self.max_steps)

@@ -223,3 +223,10 @@ def small(limits: Limits) -> Limits:
     if limits.max_steps is None:
         return limits
     return dataclasses.replace(limits, max_steps=min(limits.max_steps, INTERPRETER_STEPS))
+
+
+def with_two_entries(recipe: Recipe) -> Recipe:
+    """Give a recipe two batch entries."""
+    two = dataclasses.replace(recipe, batch=2, hot=())
+    # Samples placed by hand in a third entry are gone with it.
+    return dataclasses.replace(two, hot=tuple(one for one in recipe.hot if one.sample < two.samples))

@@ -284,13 +284,13 @@ def _find(spec: str) -> object:
         )
     try:
         found: object = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        raise ValueError(f"subject: {module_name!r} has no callable {attribute!r}") from None
     except Exception as error:
         # Whatever a stranger's module raises while it is imported.
         raise ValueError(f"subject: cannot import {module_name!r} of {spec!r}: {error!r}") from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"subject: {module_name!r} has no callable {attribute!r}")
+        found = getattr(found, part)
     return found
 
 

@@ -19,9 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from properties.cells import CELLS, DtypeCell
 from properties.declaration import Support
 from properties.harness import Harness
-from properties.limits import Limits
 from properties.recipe import Recipe
-from properties.relations import small
+from properties.relations import small, with_two_entries
 from properties.repeat import other_bits, walk_repeatedly
 from properties.strategies import crowded_recipes, recipes
 from properties.subject import Subject
@@ -95,16 +94,12 @@ def test_mapped_calls_are_single_calls(harness: Harness, cell: DtypeCell) -> Non
     harness.for_all(strategy, lambda recipe: check_mapped(harness, recipe), share=SHARE)
 
 
-def with_two_entries(recipe: Recipe) -> Recipe:
-    """Give a recipe two batch entries, which the mapped axis must not mix with its own."""
-    return dataclasses.replace(recipe, batch=2, hot=())
-
-
 def check_mapped(harness: Harness, recipe: Recipe) -> None:
     """Map over two sets of operands, the second one moved; forward, and backward through the mapped call."""
     inputs = plain(recipe.build(harness.device))
     shapes, starts = inputs.level_table()
     dims = MAPPED[recipe.seed % len(MAPPED)]
+    subject = harness.subject.varied(recipe.seed // len(MAPPED))
     second = {"value": inputs.value.flip(1), "locations": 1.0 - inputs.locations, "weights": inputs.weights.flip(-1)}
     pairs = [(getattr(inputs, name), second[name]) for name in FIELDS]
     stacked = [
@@ -113,7 +108,7 @@ def check_mapped(harness: Harness, recipe: Recipe) -> None:
     ]
 
     def call(value: Tensor, locations: Tensor, weights: Tensor) -> Tensor:
-        return harness.subject.call(value, shapes, starts, locations, weights)
+        return subject.call(value, shapes, starts, locations, weights)
 
     with harness.clock("subject"):
         out = torch.vmap(call, in_dims=cast(Any, dims))(*stacked)
@@ -123,7 +118,7 @@ def check_mapped(harness: Harness, recipe: Recipe) -> None:
     compare(recipe, f"out: {where}", out, torch.stack([single[0] for single in singles]))
     for number, (name, dim) in enumerate(zip(FIELDS, dims, strict=True)):
         # An operand that all calls share gets the sum of their gradients, and atomics may add in another order.
-        atomic = name == "value" and harness.subject.determinism != "run_to_run"
+        atomic = name == "value" and subject.determinism != "run_to_run"
         if dim is not None:
             wanted = torch.stack([single[1][number] for single in singles], dim)
             compare(recipe, f"grad_{NAMES[name]}: {where}", grads[number], wanted, bits=not atomic)
@@ -161,16 +156,9 @@ def test_deterministic_algorithms_are_heeded(harness: Harness, cell: DtypeCell) 
     require(harness.subject, "deterministic_algorithms")
     # What it promises by itself while the switch is on.
     subject = dataclasses.replace(harness.subject, determinism="run_to_run")
-    limits = repeated(harness.limits)
+    limits = harness.limits.at_most(REPEATED_STEPS)
     strategy = st.one_of(crowded_recipes(cell, limits=limits), recipes(cell, limits=limits))
     harness.for_all(strategy, lambda recipe: check_switch(harness, recipe, subject), share=SHARE)
-
-
-def repeated(limits: Limits) -> Limits:
-    """Reduce the limits of the interpreter to what can be run repeatedly."""
-    if limits.max_steps is None:
-        return limits
-    return dataclasses.replace(limits, max_steps=min(limits.max_steps, REPEATED_STEPS))
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import strategies as st
 
@@ -11,7 +9,6 @@ from properties.accumulators import PAIRS, assume_supported, label, name_of
 from properties.cells import CELLS, DtypeCell
 from properties.declaration import Determinism
 from properties.harness import Harness
-from properties.limits import Limits
 from properties.recipe import Recipe
 from properties.repeat import walk_repeatedly
 from properties.strategies import crowded_recipes, recipes
@@ -59,16 +56,9 @@ def check_all(harness: Harness, cell: DtypeCell, accumulate: Accumulate, determi
     if refusal is not None:
         pytest.skip(refusal)
     subject = harness.subject.with_accumulate(accumulate).with_determinism(determinism)
-    limits = limits_of(harness.limits)
+    limits = harness.limits.at_most(INTERPRETER_STEPS)
     strategy = st.one_of(recipes(cell, limits=limits), crowded_recipes(cell, limits=limits))
     harness.for_all(strategy, lambda recipe: check(harness, recipe, subject), share=SHARE[determinism])
-
-
-def limits_of(limits: Limits) -> Limits:
-    """Reduce the limits of the interpreter to what can be run repeatedly."""
-    if limits.max_steps is None:
-        return limits
-    return dataclasses.replace(limits, max_steps=min(limits.max_steps, INTERPRETER_STEPS))
 
 
 def check(harness: Harness, recipe: Recipe, subject: Subject) -> None:

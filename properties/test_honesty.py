@@ -20,7 +20,6 @@ from properties.cells import CELLS, DtypeCell
 from properties.declaration import Determinism
 from properties.harness import Harness
 from properties.held import FIELDS, Held, copied, results, watched
-from properties.limits import Limits
 from properties.operations import recorded
 from properties.recipe import Recipe
 from properties.repeat import other_bits
@@ -43,13 +42,6 @@ SLEEP = 20_000_000
 EARLY = {"value": 1.0, "sampling_locations": 0.5, "attention_weights": 1.0, "grad_output": 1.0}
 
 cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-
-
-def few_steps(limits: Limits) -> Limits:
-    """Reduce the limits of the interpreter to what can be called again and again."""
-    if limits.max_steps is None:
-        return limits
-    return dataclasses.replace(limits, max_steps=min(limits.max_steps, INTERPRETER_STEPS))
 
 
 def judged(
@@ -101,7 +93,7 @@ def test_no_stale_results(harness: Harness, cell: DtypeCell) -> None:
 
     The addresses are the same in every call; the tensor objects are in every other one. No version counter moves.
     """
-    strategy = recipes(cell, limits=few_steps(harness.limits)).map(enlarged)
+    strategy = recipes(cell, limits=harness.limits.at_most(INTERPRETER_STEPS)).map(enlarged)
     harness.for_all(strategy, lambda recipe: check_reuse(harness, recipe), share=REUSE_SHARE)
 
 
@@ -270,7 +262,7 @@ def off_stream(
 @cells
 def test_operands_are_unchanged(harness: Harness, cell: DtypeCell) -> None:
     """No byte of an operand, of grad_output or of the level table changes, nor one between or around their elements."""
-    strategy = recipes(cell, limits=few_steps(harness.limits))
+    strategy = recipes(cell, limits=harness.limits.at_most(INTERPRETER_STEPS))
     harness.for_all(strategy, lambda recipe: check_operands(harness, recipe), share=OPERANDS_SHARE)
 
 
@@ -305,7 +297,7 @@ def test_results_are_not_trivial(harness: Harness, cell: DtypeCell) -> None:
     strategy = (
         recipes(
             cell,
-            limits=few_steps(harness.limits),
+            limits=harness.limits.at_most(INTERPRETER_STEPS),
             locations=("inside",),
             values=("normal",),
             grads=("normal",),
@@ -366,7 +358,7 @@ def test_computes_itself(harness: Harness, cell: DtypeCell) -> None:
     """A subject that declares kernels of its own leaves no arithmetic to PyTorch, whatever the shapes and modes."""
     if harness.subject.engine != "kernels":
         pytest.skip(f"{harness.subject.name} does not declare kernels of its own (engine = 'kernels')")
-    limits = few_steps(harness.limits)
+    limits = harness.limits.at_most(INTERPRETER_STEPS)
     strategy = full = recipes(cell, limits=limits)
     if harness.subject.empty:
         strategy = st.one_of(full, full, full, empty_recipes(cell, limits=limits))

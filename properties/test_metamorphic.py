@@ -20,7 +20,7 @@ from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
 from properties.lattice import is_lattice
 from properties.recipe import LATTICE_VALUES, Recipe
-from properties.relations import Call, Relation, Results, small, summed
+from properties.relations import Call, Relation, Results, small, summed, with_two_entries
 from properties.strategies import lattice_recipes, recipes
 from properties.transforms import Undo, choice, coarse
 from reference.inputs import Inputs
@@ -189,13 +189,6 @@ def moved_back(changed: Call, undo: Undo) -> tuple[Results, Results]:
 def test_batch_may_be_split(harness: Harness, cell: DtypeCell) -> None:
     """One call on B entries is B calls on one entry each: the same bits, except where samples collide."""
     for_all(harness, ordinary(harness, cell).map(with_two_entries), check_batch_split)
-
-
-def with_two_entries(recipe: Recipe) -> Recipe:
-    """Give a recipe two batch entries."""
-    two = dataclasses.replace(recipe, batch=2, hot=())
-    # Samples placed by hand in a third entry are gone with it.
-    return dataclasses.replace(two, hot=tuple(one for one in recipe.hot if one.sample < two.samples))
 
 
 def check_batch_split(relation: Relation, recipe: Recipe) -> None:

@@ -57,6 +57,13 @@ def test_a_spec_that_names_nothing_is_refused(spec: str):
         load(spec)
 
 
+def test_a_module_that_fails_in_its_own_way_is_told(tmp_path, monkeypatch):
+    (tmp_path / "stumbles.py").write_text("import math\nmath.no_such_function\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match=r"cannot import 'stumbles'.*AttributeError"):
+        load("stumbles:operator")
+
+
 @pytest.mark.parametrize("field", ["value", "locations", "weights", "grad_output"])
 def test_a_write_between_the_elements_is_seen(field: str):
     recipe = Recipe(cell=FLOAT32, queries=2, channels=3, value_layout="sliced", locations_layout="offset")
