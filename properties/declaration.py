@@ -20,7 +20,9 @@ NonFinite = Literal["skip", "propagate", "overflow"]
 Layouts = Literal["any", "contiguous"]
 Operand = Literal["value", "sampling_locations", "attention_weights"]
 Device = Literal["cuda", "cpu"]
-Support = Literal["fake_tensors", "vmap", "deterministic_algorithms", "refuses_second_derivatives"]
+Support = Literal[
+    "fake_tensors", "vmap", "deterministic_algorithms", "refuses_second_derivatives", "infinite_gradients"
+]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OPERANDS: tuple[Operand, ...] = get_args(Operand)
@@ -72,7 +74,8 @@ class Declaration:
         accumulators, determinisms: what its keywords `accumulate=` and `determinism=` take; empty: it has none.
         determinism: what it promises about repeated runs.
         supports: of what PyTorch asks around a call: tracing with fake tensors, `torch.vmap`,
-            `torch.use_deterministic_algorithms`, and that a second derivative raises.
+            `torch.use_deterministic_algorithms`, that a second derivative raises; and that infinite gradients of the
+            output reach no corner outside of the map, where autograd alone makes NaN of them.
         uniform: see `properties.subject.Subject`.
         block_edges: block sizes by dimension: "queries", "samples" and "channels".
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -14,14 +15,19 @@ from properties.cells import CELLS, DtypeCell
 from properties.harness import Harness
 from properties.recipe import Recipe
 from properties.strategies import recipes
+from properties.subject import Subject
 from properties.verdict import PropertyFailed, judge, story
-from reference.expect import expect
+from reference.expect import Expectation, expect
+from reference.inputs import Inputs
+
+Wanted = tuple[bool, bool, bool]
 
 SOME = [
     (value, locations, weights)
     for value, locations, weights in product((True, False), repeat=3)
     if 0 < value + locations + weights < 3
 ]
+VALUE_ALONE = (True, False, False)
 GRADIENTS = ("grad_value", "grad_sampling_locations", "grad_attention_weights")
 FLOAT32 = next(cell for cell in CELLS if cell.name == "float32")
 
@@ -35,11 +41,25 @@ def test_gradients_of_some_operands(harness: Harness, cell: DtypeCell) -> None:
 
 def check_some_gradients(harness: Harness, recipe: Recipe) -> None:
     """Ask for the gradients of one or two operands; which, the recipe's seed decides."""
-    wanted = SOME[recipe.seed % len(SOME)]
-    # Another way to add up may have a path of its own for value alone.
-    subject = harness.subject.varied(recipe.seed // len(SOME))
     inputs = recipe.build(harness.device)
-    expectation = expect(inputs, subject.arithmetic)
+    with harness.clock("reference"):
+        expectation = expect(inputs, harness.subject.arithmetic)
+    for wanted, subject in ways(harness.subject, recipe.seed):
+        check_wanted(harness, subject, inputs, expectation, wanted)
+
+
+def ways(subject: Subject, seed: int) -> Iterator[tuple[Wanted, Subject]]:
+    """Yield which gradients to ask for, and the subject told how to add them up.
+
+    Another way to add up may have a path of its own for value alone, so that is asked for in every case.
+    """
+    yield SOME[seed % len(SOME)], subject.varied(seed // len(SOME))
+    for other in subject.determinisms[1:]:
+        yield VALUE_ALONE, subject.with_determinism(other)
+
+
+def check_wanted(harness: Harness, subject: Subject, inputs: Inputs, expectation: Expectation, wanted: Wanted) -> None:
+    """Judge the gradients that are wanted, and that there are no others."""
     unwanted: dict[str, Any] = {name: None for name, wants in zip(GRADIENTS, wanted, strict=True) if not wants}
     with harness.clock("subject"):
         observation = subject.observe(inputs, wanted=wanted)
@@ -48,7 +68,8 @@ def check_some_gradients(harness: Harness, recipe: Recipe) -> None:
     if not verdict.passed:
         asked = ", ".join(name for name in GRADIENTS if name not in unwanted)
         lines = [line for one in verdict.evidence for line in story(one, inputs)]
-        raise PropertyFailed("\n".join([*lines, f"  asked for {asked} alone"]), evidence=verdict.evidence)
+        told = [f"  asked for {asked} alone, {subject.determinism} results"]
+        raise PropertyFailed("\n".join([*lines, *told]), evidence=verdict.evidence)
 
 
 @pytest.mark.partial

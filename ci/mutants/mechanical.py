@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import ast
 import random
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from .mutant import PACKAGE, Edit, Mutant
 
 FILES = ("kernels.py", "ordered_kernels.py")
+PROOFS = Path(__file__).with_name("equivalent.toml")
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -75,10 +79,8 @@ def changes() -> list[Change]:
     for change in found:
         number = names[change.mutant.name] = names.get(change.mutant.name, 0) + 1
         if number > 1:
-            mutant = Mutant(
-                name=f"{change.mutant.name} ({number})", family=change.mutant.family, edits=change.mutant.edits
-            )
-            change = Change(mutant=mutant, rule=change.rule, diff=change.diff)  # noqa: PLW2901
+            mutant = replace(change.mutant, name=f"{change.mutant.name} ({number})")
+            change = replace(change, mutant=mutant)  # noqa: PLW2901
         unique.append(change)
     return unique
 
@@ -111,7 +113,15 @@ def _change(file: str, text: _Text, rule: str, node: ast.expr | ast.stmt, replac
     shown = " ".join(replacement.split()) if rule != "statement deleted" else ""
     name = f"{file}:{number} {rule}: {_short(old)}{f' to {_short(shown)}' if shown else ''}"
     edit = Edit(before=before, after=after, file=file, occurrence=text.occurrence(node, before))
-    return Change(mutant=Mutant(name=name, family="mechanical", edits=(edit,)), rule=rule, diff=diff)
+    proof = proofs().get((file, before.strip(), after.strip()), "")
+    return Change(mutant=Mutant(name=name, family="mechanical", edits=(edit,), equivalent=proof), rule=rule, diff=diff)
+
+
+@cache
+def proofs() -> dict[tuple[str, str, str], str]:
+    """Return why some changes are no other operator, by file and the changed lines before and after."""
+    listed = tomllib.loads(PROOFS.read_text())["equivalent"]
+    return {(one["file"], one["before"], one["after"]): one["proof"] for one in listed}
 
 
 def _short(text: str) -> str:

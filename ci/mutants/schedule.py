@@ -53,6 +53,7 @@ TURNS = (
     Turn(module="test_skipped", function="test_skipped_samples_contribute_nothing", examples=4),
     Turn(module="test_containment", function="test_fresh_memory_is_written", examples=2),
     Turn(module="test_containment", function="test_unsampled_pixels_appear_nowhere", examples=2),
+    Turn(module="test_containment", function="test_infinite_gradients_stay_where_they_enter", examples=3),
     Turn(module="test_lattice", function="test_exact_on_a_lattice", examples=4),
     Turn(module="test_accumulators", function="test_native_accumulation_within_bound", examples=3),
     Turn(module="test_exact_float64", function="test_float64_within_exact_bound", examples=2),
@@ -77,6 +78,8 @@ TURNS = (
     Turn(module="test_honesty", function="test_results_are_not_trivial", examples=2),
     Turn(module="test_honesty", function="test_computes_itself", examples=2),
     Turn(module="test_honesty", function="test_follows_the_current_stream", examples=2),
+    Turn(module="test_large", function="test_pixels_far_apart", examples=1),
+    Turn(module="test_large", function="test_many_queries", examples=1),
 )
 ROUNDS = 2
 # What is left after the rounds is given the regression corpus, as every run of the properties is: one case a file.

@@ -185,6 +185,11 @@ def test_a_sample_is_reproducible_and_random():
     assert mechanical.sample(40, seed=7) != mechanical.sample(40, seed=8)
 
 
+def test_every_proof_is_about_a_change_that_a_rule_makes():
+    proven = {change.mutant.equivalent for change in mechanical.changes()} - {""}
+    assert proven == set(mechanical.proofs().values())
+
+
 def test_every_mechanical_change_is_one_edit_of_python():
     changes = mechanical.changes()
     assert len({change.mutant.name for change in changes}) == len(changes)
