@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from . import conformance, probe, replay
 from .mutants import command as mutants
+from .nightly import command as nightly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,11 @@ COMMANDS = {
     ),
     "mutants": Command(
         help="measure how many wrong kernels the properties catch", add_arguments=mutants.add_arguments, run=mutants.run
+    ),
+    "nightly": Command(
+        help="draw cases for all properties until a time is spent, and report",
+        add_arguments=nightly.add_arguments,
+        run=nightly.run,
     ),
     "probe": Command(
         help="find out what a subject can do and write its declaration",

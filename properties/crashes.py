@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -50,13 +51,19 @@ class Suspect:
         self.process = subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=quiet, stderr=quiet)
         self.started = time.monotonic()
 
-    def outcome(self) -> str:
-        """Wait for the end and say what it means."""
+    def outcome(self, until: float = math.inf) -> str:
+        """Wait for the end and say what it means.
+
+        Args:
+            until: wait no longer, by the monotonic clock.
+        """
         assert self.process is not None
         try:
-            status = self.process.wait(max(1.0, self.started + self.limit - time.monotonic()))
+            status = self.process.wait(max(0.1, min(self.started + self.limit, until) - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.process.kill()
+            if time.monotonic() >= until:
+                return "no more: the time of this run was up before it had ended"
             return "alone, in a fresh process, it did not end either"
         # Neither an exit status nor a signal tells the watchdog from a failed test; a journal that is left does.
         left = journal.left_behind(self.journals / f"{self.process.pid}-main.json")
@@ -71,9 +78,18 @@ class Suspect:
 
 @dataclass(kw_only=True)
 class Crashes:
-    """What the controller knows of the workers that ended."""
+    """What the controller knows of the workers that ended.
 
+    Attributes:
+        once: a test that ended a worker before is not confirmed again: it is run over and over.
+        until: nobody waits longer for what is still being confirmed, by the monotonic clock.
+        suspects: to be confirmed.
+    """
+
+    once: bool = False
+    until: float = math.inf
     suspects: list[Suspect] = field(default_factory=list)
+    _tests: set[str] = field(default_factory=set)
 
     def note(self, test: str, report: Any) -> None:
         """Complete the report of a test whose worker ended, and start to confirm its case."""
@@ -84,6 +100,10 @@ class Crashes:
         if entry is None or entry.case.property != test:
             return
         reason = entry.reason(time.time())
+        if self.once and test in self._tests:
+            report.longrepr = f"{report.longrepr}\n  {reason}"
+            return
+        self._tests.add(test)
         kept = failures.keep(config, run, test, entry.case.recipe, reason)
         report.longrepr = "\n".join([str(report.longrepr), f"  {reason}", *kept.lines])
         name, bracket, variant = test.partition("[")
@@ -96,6 +116,7 @@ class Crashes:
         command = [sys.executable, "-m", "pytest", test, "-n", "0", "-q", "-p", "no:cacheprovider"]
         command += ["-p", "properties.plugin", "--msda-case", str(case), "--msda-device", run.device.type]
         command += ["--msda-subject", run.subject, "--msda-timeout", f"{run.timeout:g}"]
+        command += ["--msda-home", str(failures.home(config))]
         limit = START_SECONDS + (1.5 * run.timeout if run.timeout else 600.0)
         journals = failures.journal_folder(config)
         self.suspects.append(
@@ -115,7 +136,7 @@ class Crashes:
         for one in self.suspects:
             if one.process is None:
                 one.start()
-            one.report.longrepr = f"{one.report.longrepr}\n  confirmed {one.outcome()}"
+            one.report.longrepr = f"{one.report.longrepr}\n  confirmed {one.outcome(self.until)}"
             self._start()
         self.suspects.clear()
 

@@ -19,7 +19,8 @@ from .watchdog import Watchdog
 if TYPE_CHECKING:
     from .session import Run
 
-FAILURES = Path(".msda") / "failures"
+HOME = Path(".msda")
+FAILURES = HOME / "failures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,11 @@ def started_in(folder: Path) -> Path:
 def user_folder(config: pytest.Config) -> Path:
     """Where the user is who started this session."""
     return started_in(config.invocation_params.dir)
+
+
+def home(config: pytest.Config) -> Path:
+    """Where failing cases and journals are."""
+    return user_folder(config) / (config.getoption("msda_home", None) or config.rootpath / HOME)
 
 
 def keep(
@@ -93,7 +99,7 @@ def keep(
         versions={} if recorded else versions(),
         seed=None if recorded else run.seed,
     )
-    path = case.write(config.rootpath / FAILURES)
+    path = case.write(home(config) / FAILURES.name)
     replay = shlex.join(case.command(path, root=config.rootpath, folder=user_folder(config)))
     lines = [
         *told,
@@ -130,7 +136,7 @@ def journal_of(item: pytest.Item, run: Run) -> Journal:
 
 def journal_folder(config: pytest.Config) -> Path:
     """Where the journals are."""
-    return config.rootpath / ".msda" / "journal"
+    return home(config) / "journal"
 
 
 def journal_path(config: pytest.Config, session: str, worker: str) -> Path:

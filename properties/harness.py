@@ -11,11 +11,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
-from hypothesis.errors import Flaky, HypothesisDeprecationWarning, UnsatisfiedAssumption
+from hypothesis.errors import Flaky, HypothesisDeprecationWarning, Unsatisfiable, UnsatisfiedAssumption
 from hypothesis.strategies import SearchStrategy
 
 from reference.model import UnboundedError
@@ -24,14 +23,18 @@ from . import profiles
 from .agreement import Agreement, Lossy, note
 from .compiles import CompileCounter
 from .report import ItemStats
+from .turn import TimeIsUp, faults_of
 
 if TYPE_CHECKING:
     import torch
+    from hypothesis.database import ExampleDatabase
 
     from .journal import Journal
     from .limits import Limits
     from .recipe import Recipe
     from .subject import Subject
+    from .turn import Turn
+    from .verdict import Worst
     from .walk import Case, Change, Oracle
 
 # `hypothesis.target` wants finite scores; 2^-30 of a bound is as good as exact.
@@ -53,13 +56,14 @@ class Harness:
         stats: what happened so far.
         seed: the session's seed; the item's own follows from it and the name.
         examples: cases to draw.
-        database: directory of the failures of this item, None to keep none.
+        database: failures of this item, None to keep none.
         case: a recipe to check instead of drawing any.
         target: whether Hypothesis should steer towards large errors.
         on_failure: keeps the smallest failing recipe, and returns lines that tell the reader how to run it again.
         journal: notes each case before it runs.
         compiles: the counter of this process.
         minimise_seconds: time to make the numbers of a failing case smaller once Hypothesis has shrunk it; 0 for none.
+        turn: how to draw instead, when the property is run again and again.
     """
 
     subject: Subject
@@ -68,18 +72,21 @@ class Harness:
     stats: ItemStats
     seed: int = 0
     examples: int = 10
-    database: Path | None = None
+    database: ExampleDatabase | None = None
     case: Recipe | None = None
     target: bool = False
     on_failure: Callable[[Any, Exception], Sequence[str]] | None = None
     journal: Journal | None = None
     compiles: CompileCounter = field(default_factory=CompileCounter)
     minimise_seconds: float = MINIMISE_SECONDS
+    turn: Turn | None = None
     _loops: int = 0
     _shrinking: bool = False
     _failing: tuple[Any, Exception] | None = None
     _walked: Recipe | None = None
     _unsteady: bool = False
+    _score: float | None = None
+    _recorded: tuple[Mapping[str, float], int] = field(default_factory=lambda: ({}, 0))
 
     @property
     def name(self) -> str:
@@ -110,7 +117,8 @@ class Harness:
             if self.case is not None:
                 self._one(self.case, check)
             else:
-                part = share if self.device.type == "cpu" else 1.0
+                # A turn is measured in seconds, whatever a case costs.
+                part = share if self.device.type == "cpu" and self.turn is None else 1.0
                 self._draw(strategy, check, examples or max(1, math.ceil(self.examples * part)))
         except Exception as error:
             self._tell(error)
@@ -162,26 +170,36 @@ class Harness:
             around=around,
             oracle=oracle,
             clock=self.clock,
+            details=self.turn is not None and self.turn.on_judged is not None,
         )
-        self.record(ratio=case.verdict.ratios, collisions=case.verdict.collisions)
+        self.record(ratio=case.verdict.ratios, collisions=case.verdict.collisions, worst=case.verdict.worst)
         if not case.verdict.passed:
             evidence = case.verdict.evidence
+            if self.turn is not None:
+                # The story is about what is not known yet.
+                evidence = tuple(sorted(evidence, key=self.turn.knows))
             lines = [line for one in evidence for line in story(one, case.inputs)]
             raise PropertyFailed("\n".join(lines), evidence=evidence)
         return case
 
-    def record(self, *, ratio: Mapping[str, float], collisions: int = 0) -> None:
+    def record(
+        self, *, ratio: Mapping[str, float], collisions: int = 0, worst: Mapping[str, Worst] | None = None
+    ) -> None:
         """Take note of one comparison with the reference.
 
         Args:
             ratio: largest error over bound, by output.
             collisions: largest number of samples that met in one pixel.
+            worst: of the element with that ratio, by output, where it is known.
         """
         if self.target and self.case is None and ratio:
-            worst = max((LARGEST_SCORE if math.isnan(value) else value) for value in ratio.values())
-            hypothesis.target(math.log2(min(max(worst, SMALLEST_SCORE), LARGEST_SCORE)), label="log2(error / bound)")
+            worst_ratio = max((LARGEST_SCORE if math.isnan(value) else value) for value in ratio.values())
+            self._score = max(self._score or 0.0, worst_ratio)
         if self._shrinking:
             return
+        self._recorded = (ratio, collisions)
+        if self.turn is not None and self.turn.on_judged is not None:
+            self.turn.on_judged(ratio, worst or {}, collisions)
         self.stats.judged += 1
         self.stats.collisions = max(self.stats.collisions, collisions)
         for output, value in ratio.items():
@@ -234,6 +252,8 @@ class Harness:
 
     def _tell(self, error: Exception) -> None:
         """Add to the failure's text what the reader does next; Hypothesis has shrunk it by now."""
+        if self.turn is not None:
+            self.turn.raised = faults_of(error)
         if self._failing is None or self.on_failure is None:
             return
         lines = list(self.on_failure(self._failing[0], error))
@@ -261,12 +281,24 @@ class Harness:
         drawn = hypothesis.given(strategy)(body)
         # In this order: `seed` takes the database away.
         drawn = hypothesis.seed(profiles.item_seed(self.seed, self.name, self._loops))(drawn)
-        drawn = profiles.item_settings(examples=examples, database=self.database)(drawn)
+        turn = self.turn
+        phases = profiles.PHASES if turn is None else turn.phases
+        chosen = profiles.item_settings(
+            examples=examples, database=self.database, phases=phases, repeated=turn is not None
+        )
+        drawn = chosen(drawn)
         self._loops += 1
         found: Exception | None = None
         try:
             with profiles.draws_independent_of_imports():
                 drawn()
+        except Unsatisfiable:
+            # What was kept of earlier runs may all be refused by now.
+            if hypothesis.Phase.generate in phases:
+                raise
+        except TimeIsUp:
+            # The smallest failing case is the last one: Hypothesis tries no larger one once it shrinks.
+            found = None if self._failing is None else self._failing[1]
         except Flaky:
             # The same recipe passed when it was run again: the failure is what the reader needs, not the group.
             if self._failing is None:
@@ -288,7 +320,10 @@ class Harness:
         from .minimise import failure_key, minimise, numbers_may_change  # noqa: PLC0415 - imports torch
         from .recipe import Recipe  # noqa: PLC0415
 
-        if self._failing is None or not isinstance(self._failing[0], Recipe) or self.minimise_seconds <= 0:
+        seconds = self.minimise_seconds
+        if self.turn is not None:
+            seconds = min(self.turn.minimise_seconds, self.turn.deadline - time.monotonic())
+        if self._failing is None or not isinstance(self._failing[0], Recipe) or seconds <= 0:
             return error
         recipe = self._failing[0]
 
@@ -298,7 +333,7 @@ class Harness:
 
         try:
             numbers = numbers_may_change(error)
-            smaller = minimise(recipe, fails, seconds=self.minimise_seconds, numbers=numbers)
+            smaller = minimise(recipe, fails, seconds=seconds, numbers=numbers)
             raised = None if smaller == recipe else self._attempt(smaller, check)
         except Exception as problem:
             error.add_note(f"It could not be made smaller: {type(problem).__name__}: {problem}")
@@ -342,10 +377,14 @@ class Harness:
         __tracebackhide__ = True
         # Read first: a failure turns it on, and is itself still a drawn case.
         shrinking = self._shrinking
+        if self.turn is not None:
+            self.turn.check_time(time.monotonic(), failing=shrinking)
         if self.journal is not None:
             self.journal.begin(recipe)
+        self._recorded, self._score = ({}, 0), None
         try:
             check(recipe)
+            self._steer()
         except UnsatisfiedAssumption:
             self.stats.discarded += not shrinking
             raise
@@ -356,19 +395,31 @@ class Harness:
         except Exception as error:
             if self.journal is not None:
                 self.journal.failed(recipe, error)
+            if self.turn is not None and self.turn.passes(faults_of(error)):
+                self._count(recipe, shrinking=shrinking)
+                return
             self._shrinking = True
             self._failing = (recipe, error)
             self._count(recipe, shrinking=shrinking)
             raise
         self._count(recipe, shrinking=shrinking)
 
+    def _steer(self) -> None:
+        """Tell Hypothesis how large the errors of this case were: once, a property may compare several times."""
+        if self._score is not None:
+            score = min(max(self._score, SMALLEST_SCORE), LARGEST_SCORE)
+            hypothesis.target(math.log2(score), label="log2(error / bound)")
+
     def _count(self, recipe: Any, *, shrinking: bool) -> None:
         if shrinking:
             self.stats.shrinks += 1
             return
         self.stats.cases += 1
-        for name in _classes(recipe, self.limits):
+        classes = _classes(recipe, self.limits)
+        for name in classes:
             self.stats.classes[name] = self.stats.classes.get(name, 0) + 1
+        if self.turn is not None and self.turn.on_case is not None:
+            self.turn.on_case(classes, *self._recorded)
 
 
 def _classes(recipe: Any, limits: Limits) -> tuple[str, ...]:

@@ -17,17 +17,38 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from properties import budget, casefile, crashes, devices, expected, failures, gather, journal, profiles, report
+from properties import (
+    budget,
+    casefile,
+    crashes,
+    database,
+    devices,
+    expected,
+    failures,
+    gather,
+    journal,
+    profiles,
+    report,
+    turn,
+)
 from properties.casefile import SHIPPED
 from properties.corpus_order import corpus_first
 from properties.kinds import kind_of
 from properties.session import Run, is_active, run_of, tell
 
 if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
     from properties.harness import Harness
 
 CRASHES = pytest.StashKey[crashes.Crashes]()
+DATABASE = pytest.StashKey["ExampleDatabase"]()
 VARIANTS = pytest.StashKey[int]()
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the hook by which another plugin runs properties in turns."""
+    pluginmanager.add_hookspecs(turn)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +77,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="time to make the numbers of a failing case smaller (default: 20; 0: not at all)",
     )
     group.addoption("--msda-expected", metavar="FILE", help="failures that are expected, as TOML; others fail the run")
+    group.addoption("--msda-home", metavar="DIR", help="folder of failing cases and journals (default: .msda)")
+    group.addoption(
+        "--msda-database",
+        action="append",
+        metavar="ADDRESS",
+        help="where failing draws are kept and tried first: a folder, redis://HOST:PORT/DB or github://OWNER/REPOSITORY",
+    )
     group.addoption("--msda-target", action="store_true", help="steer the draws towards large errors")
 
 
@@ -133,6 +161,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("msda_case"):
             _ = casefile.read(failures.user_folder(config) / config.getoption("msda_case"))
         expected.of(config)
+        store_of(config)
         for target in _targets(config):
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch()
@@ -238,7 +267,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     torch.set_num_threads(1)
     test, bracket, variant = item.nodeid.partition("[")
     stats = report.ItemStats(test=test, variant=variant[:-1] if bracket else "", worker=run.worker)
-    database = profiles.item_database(config.rootpath, item.nodeid, run.subject, run.device.type)
+    plan = config.hook.pytest_msda_turn(item=item)
     cuda = run.device.type == "cuda"
     if cuda:
         torch.zeros(1, device="cuda").item()  # creates the context, whose seconds are no part of a case
@@ -260,9 +289,9 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         device=device,
         limits=subject.limits(run.device.type),
         stats=stats,
-        seed=run.seed,
-        examples=-(-run.examples // item.stash.get(VARIANTS, 1)),
-        database=database if run.profile.keeps_failures else None,
+        seed=run.seed if plan is None else plan.seed,
+        examples=-(-run.examples // item.stash.get(VARIANTS, 1)) if plan is None else plan.examples,
+        database=_examples_of(item) if plan is None else plan.database,
         case=_case(config, parameters.get("cell")),
         target=config.getoption("msda_target"),
         on_failure=on_failure,
@@ -271,6 +300,7 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
         minimise_seconds=MINIMISE_SECONDS
         if config.getoption("msda_minimise") is None
         else config.getoption("msda_minimise"),
+        turn=plan,
     )
     # A fault that nothing has waited for so far is this test's, and not that of the next one.
     notes.probe()
@@ -287,6 +317,28 @@ def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
 def msda_device(request: pytest.FixtureRequest) -> str:
     """Device type of the run, "cuda" or "cpu", for tests that bring a subject of their own."""
     return run_of(request.config).device.type
+
+
+def store_of(config: pytest.Config) -> ExampleDatabase:
+    """Return the database of this run, opened once.
+
+    Raises:
+        ValueError: one that was named cannot be opened.
+    """
+    if DATABASE not in config.stash:
+        named = config.getoption("msda_database", None) or ()
+        config.stash[DATABASE] = database.opened(named, root=config.rootpath)
+    return config.stash[DATABASE]
+
+
+def examples_of(item: pytest.Item) -> database.ItemDatabase:
+    """Return the database of one property on one variant."""
+    run = run_of(item.config)
+    return database.ItemDatabase(store_of(item.config), item.nodeid, run.subject, run.device.type)
+
+
+def _examples_of(item: pytest.Item) -> database.ItemDatabase | None:
+    return examples_of(item) if run_of(item.config).profile.keeps_failures else None
 
 
 def _limit_memory(run: Run) -> None:

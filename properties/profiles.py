@@ -12,11 +12,10 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.database import ExampleDatabase
 
 # A property runs on every dtype cell, so this many cases are shared by about ten items. The interpreter needs
 # a tenth of a second and more for a case that a GPU does in a few milliseconds.
@@ -52,6 +51,8 @@ class Profile:
 PROFILES = {
     "default": Profile(name="default", seed=None, keeps_failures=True, examples=EXAMPLES),
     "ci": Profile(name="ci", seed=0, keeps_failures=False, examples=EXAMPLES),
+    # Wherever it runs, `CI=true` or not: other cases every night, and what failed is tried again.
+    "nightly": Profile(name="nightly", seed=None, keeps_failures=True, examples=EXAMPLES),
 }
 
 
@@ -88,19 +89,26 @@ def load(profile: Profile) -> None:
     settings.load_profile(name)
 
 
-def item_settings(*, examples: int, database: Path | None) -> settings:
+def item_settings(
+    *, examples: int, database: ExampleDatabase | None, phases: tuple[Phase, ...] = PHASES, repeated: bool = False
+) -> settings:
     """Settings of one property on one dtype cell; the seed is set beside them.
 
     Args:
         examples: cases to draw.
-        database: directory of this item's own database, None for none.
+        database: of this item, None for none.
+        phases: what Hypothesis does.
+        repeated: the item is one of thousands of runs, of which some would fail a check of its strategy by chance.
     """
+    changed: dict[str, Any] = {"phases": phases}
+    if repeated:
+        changed["suppress_health_check"] = tuple(HealthCheck)
     return settings(
         parent=settings.get_profile("default"),
         max_examples=examples,
         derandomize=False,
-        database=None if database is None else DirectoryBasedExampleDatabase(database),
-        **_common(),
+        database=database,
+        **(_common() | changed),
     )
 
 
@@ -108,11 +116,6 @@ def item_seed(session_seed: int, name: str, call: int) -> int:
     """Seed of one drawing loop: the same for the same names on every machine and with any number of workers."""
     digest = hashlib.sha256(f"{session_seed}\0{name}\0{call}".encode()).digest()
     return int.from_bytes(digest[:8], "big")
-
-
-def item_database(root: Path, *names: str) -> Path:
-    """Directory of the database of one item: parametrised variants and subjects must not share one."""
-    return root / ".hypothesis" / "msda" / hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -88,6 +88,32 @@ class ItemStats:
             stats.slowest_compile = (name, seconds)
         return stats
 
+    def add(self, other: ItemStats) -> None:
+        """Take up what another run of the same property on the same variant did.
+
+        Counts and seconds add up, the largest figures and the first failure are kept.
+        """
+        for name in ("cases", "judged", "discarded", "shrinks", "seconds", "compiles"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("compile_seconds", "compile_waited"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, theirs in ((self.stages, other.stages), (self.classes, other.classes)):
+            for key, amount in theirs.items():
+                mine[key] = mine.get(key, 0) + amount  # type: ignore[assignment]
+        for output, ratio in other.ratio.items():
+            self.ratio[output] = max(self.ratio.get(output, 0.0), ratio, key=_rank)
+        self.started = min(filter(None, (self.started, other.started)), default=0.0)
+        self.ended = max(self.ended, other.ended)
+        self.collisions = max(self.collisions, other.collisions)
+        slowest = [one for one in (self.slowest_compile, other.slowest_compile) if one is not None]
+        self.slowest_compile = max(slowest, key=lambda pair: pair[1], default=None)
+        self.facts |= other.facts
+        self.agreement = merge_records((self.agreement, other.agreement), Agreement)
+        self.lossy = merge_records((self.lossy, other.lossy), Lossy)
+        self.failure = self.failure or other.failure
+        if other.outcome == "failed":
+            self.outcome = other.outcome
+
     @property
     def running(self) -> float:
         """Seconds in the loop without compiling and waiting for a compile."""
@@ -210,7 +236,7 @@ class Summary:
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable summary. Ratios that are no finite numbers are strings: JSON has none."""
-        plain: dict[str, Any] = _plain(
+        summary: dict[str, Any] = plain(
             {
                 "format": FORMAT,
                 **self.header,
@@ -224,7 +250,7 @@ class Summary:
                 "skipped": dict(self.skipped),
             }
         )
-        return plain
+        return summary
 
     def as_json(self) -> str:
         """`as_dict` as text."""
@@ -392,11 +418,12 @@ def _rank(ratio: float) -> float:
     return math.inf if math.isnan(ratio) else ratio
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: keys are strings, tuples lists, and numbers that are not finite words."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -31,6 +31,8 @@ OPTIONS = (
     "timeout",
     "minimise",
     "expected",
+    "home",
+    "database",
 )
 # One case with all that Hypothesis makes of it is over in a second; compiling and waiting for it takes some more.
 TIMEOUT_SECONDS = 180.0

@@ -59,6 +59,19 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Worst:
+    """The element of one output that came closest to its bound, or went furthest beyond it.
+
+    Attributes:
+        expected: its exact value.
+        bound: its largest admissible error.
+    """
+
+    expected: float
+    bound: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Outcome of one case.
 
@@ -66,11 +79,13 @@ class Verdict:
         ratios: largest error over bound, per output that was judged.
         collisions: largest number of samples that contribute to one pixel of grad_value; 0 if only the forward ran.
         evidence: one entry per output that failed; empty when the case passed.
+        worst: of the element with the largest ratio, per output that has one; empty unless it was asked for.
     """
 
     ratios: dict[str, float]
     collisions: int = 0
     evidence: tuple[Evidence, ...] = ()
+    worst: dict[str, Worst] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -78,13 +93,16 @@ class Verdict:
         return not self.evidence
 
 
-def judge(observation: Observation, expectation: Expectation, *, written: Sequence[str] = ()) -> Verdict:
+def judge(
+    observation: Observation, expectation: Expectation, *, written: Sequence[str] = (), details: bool = False
+) -> Verdict:
     """Compare every output that both sides have; one device synchronisation when all is well.
 
     Args:
         observation: what the subject returned.
         expectation: what it may return.
         written: operands that it wrote to, which no operator may.
+        details: look up the worst elements too.
     """
     pairs: list[tuple[str, Tensor, Bounded]] = []
     evidence = [Evidence(output=name, failure="written", expected="left alone", got="overwritten") for name in written]
@@ -98,18 +116,31 @@ def judge(observation: Observation, expectation: Expectation, *, written: Sequen
         else:
             evidence.append(wrong_form)
     ratios = [bounded.ratio(observed) for _, observed, bounded in pairs]
+    looked_up = [name for (name, _, _), ratio in zip(pairs, ratios, strict=True) if details and ratio.numel()]
     summary = [ratio.max() if ratio.numel() else ratio.new_zeros(()) for ratio in ratios]
+    for (name, _, bounded), ratio in zip(pairs, ratios, strict=True):
+        if name in looked_up:
+            at = ratio.argmax()
+            summary += [bounded.value.take(at), bounded.bound.take(at)]
     counts = expectation.contributions
     if counts is not None:
         most = counts.max() if counts.numel() else counts.new_zeros(())
         summary.append(most.double())
     largest = torch.stack(summary).tolist() if summary else []
     collisions = int(largest.pop()) if counts is not None else 0
+    largest, numbers = largest[: len(pairs)], largest[len(pairs) :]
+    at_worst = zip(looked_up, numbers[::2], numbers[1::2], strict=True)
+    worst_elements = {name: Worst(expected=expected, bound=bound) for name, expected, bound in at_worst}
     for (name, observed, bounded), ratio, worst in zip(pairs, ratios, largest, strict=True):
         if not worst <= 1.0:
             evidence.append(_worst_element(name, observed, bounded, ratio))
     names = [name for name, _, _ in pairs]
-    return Verdict(ratios=dict(zip(names, largest, strict=True)), collisions=collisions, evidence=tuple(evidence))
+    return Verdict(
+        ratios=dict(zip(names, largest, strict=True)),
+        collisions=collisions,
+        evidence=tuple(evidence),
+        worst=worst_elements,
+    )
 
 
 def _form(name: str, observed: Tensor | None, bounded: Bounded) -> Evidence | None:

@@ -68,6 +68,7 @@ def walk(
     around: AbstractContextManager[object] | None = None,
     oracle: Oracle | None = None,
     clock: Clock = untimed,
+    details: bool = False,
 ) -> Case:
     """Build the inputs of a recipe, run the subject and judge what it returns.
 
@@ -80,6 +81,7 @@ def walk(
         around: context in which the subject runs.
         oracle: says what the results may be. Default: the float64 reference with the bounds of the subject.
         clock: context manager factory that times the stages "build", "subject", "reference" and "judge".
+        details: look up the worst elements of a case that passes, too.
     """
     with clock("build"):
         inputs = recipe.build(device)
@@ -95,7 +97,7 @@ def walk(
             # Without it the subject's time would be booked on the next stage, and so would its fault.
             torch.cuda.synchronize(device)
     with clock("judge"):
-        verdict = judge(observation, expectation, written=before.written(given))
+        verdict = judge(observation, expectation, written=before.written(given), details=details)
     return Case(
         recipe=recipe,
         inputs=inputs,
