@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from . import conformance, probe, replay
 from .mutants import command as mutants
 from .nightly import command as nightly
+from .nightly import merge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,9 @@ COMMANDS = {
         help="report how a subject does on every property and dtype",
         add_arguments=conformance.add_arguments,
         run=conformance.run,
+    ),
+    "merge": Command(
+        help="make one report of those of several nightly runs", add_arguments=merge.add_arguments, run=merge.run
     ),
     "mutants": Command(
         help="measure how many wrong kernels the properties catch", add_arguments=mutants.add_arguments, run=mutants.run

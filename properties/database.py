@@ -115,24 +115,37 @@ class Tolerant(ExampleDatabase):
             self.store.move(src, dest, value)
 
 
-def opened(addresses: Sequence[str], *, root: Path) -> ExampleDatabase:
+class Several(MultiplexedDatabase):
+    """Several databases as one.
+
+    Attributes:
+        parts: the databases.
+    """
+
+    def __init__(self, *parts: ExampleDatabase) -> None:
+        super().__init__(*parts)
+        self.parts = parts
+
+
+def opened(addresses: Sequence[str], *, root: Path, here: Path) -> ExampleDatabase:
     """Open the databases at some addresses as one; without one that can be written, the local folder is added.
 
     Args:
         addresses: folders, "redis://..." and "github://owner/repository[?artifact=name]"; none for the local folder.
-        root: where folders start and the local one lies.
+        root: where the local folder lies.
+        here: where other folders start.
 
     Raises:
         ValueError: an address is none of these, or needs a package that is not installed.
     """
-    stores = [_opened(address, root) for address in addresses]
+    stores = [_opened(address, here) for address in addresses]
     # What one process has found must be there for the next one, whatever becomes of the network.
     if not any(isinstance(store, DirectoryBasedExampleDatabase) for store in stores):
         stores.insert(0, DirectoryBasedExampleDatabase(root / LOCAL))
-    return stores[0] if len(stores) == 1 else MultiplexedDatabase(*stores)
+    return stores[0] if len(stores) == 1 else Several(*stores)
 
 
-def _opened(address: str, root: Path) -> ExampleDatabase:
+def _opened(address: str, here: Path) -> ExampleDatabase:
     scheme, separator, rest = address.partition("://")
     if scheme in REDIS and separator:
         return _redis(address)
@@ -140,7 +153,7 @@ def _opened(address: str, root: Path) -> ExampleDatabase:
         return _github(address)
     if separator or not (rest or address).strip():
         raise ValueError(f"database: {address!r} given, {EXPECTED}")
-    return DirectoryBasedExampleDatabase(root / address)
+    return DirectoryBasedExampleDatabase(here / address)
 
 
 def _redis(address: str) -> ExampleDatabase:
@@ -163,7 +176,13 @@ def _github(address: str) -> ExampleDatabase:
         raise ValueError(f"database: {address!r} given, {EXPECTED}")
     artifact = parse_qs(parts.query).get("artifact", [ARTIFACT])[0]
     store = GitHubArtifactDatabase(parts.netloc, repository, artifact_name=artifact)
-    return ReadOnlyDatabase(Tolerant(store, (OSError,)))
+    return Tolerant(ReadOnlyDatabase(store), (OSError,))
+
+
+def lost_databases(store: ExampleDatabase) -> list[str]:
+    """Say which parts of a database could not be reached at times, one line each."""
+    parts = store.parts if isinstance(store, Several) else (store,)
+    return [f"database: {part.failure}" for part in parts if isinstance(part, Tolerant) and part.failure]
 
 
 def unreachable(addresses: Sequence[str]) -> str | None:

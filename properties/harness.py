@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from unittest import SkipTest
 
 import hypothesis
 from hypothesis.errors import Flaky, HypothesisDeprecationWarning, Unsatisfiable, UnsatisfiedAssumption
@@ -292,8 +293,8 @@ class Harness:
         try:
             with profiles.draws_independent_of_imports():
                 drawn()
-        except Unsatisfiable:
-            # What was kept of earlier runs may all be refused by now.
+        except (Unsatisfiable, SkipTest):
+            # What was kept of earlier runs may all be refused by now, or gone.
             if hypothesis.Phase.generate in phases:
                 raise
         except TimeIsUp:

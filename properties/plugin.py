@@ -327,7 +327,7 @@ def store_of(config: pytest.Config) -> ExampleDatabase:
     """
     if DATABASE not in config.stash:
         named = config.getoption("msda_database", None) or ()
-        config.stash[DATABASE] = database.opened(named, root=config.rootpath)
+        config.stash[DATABASE] = database.opened(named, root=config.rootpath, here=failures.user_folder(config))
     return config.stash[DATABASE]
 
 

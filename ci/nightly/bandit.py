@@ -6,7 +6,7 @@ arms the weight of arm a is
 
     FLOOR + (1 - FLOOR) * N * rate(a) / (sum of all rates),    at most MOST
 
-where the rate is what its recent turns gained in a second: new combinations of input class, output, ratio and
+where the rate is BASE plus what its recent turns gained in a second: new combinations of input class, output, ratio and
 collisions, and RISE for each doubling of its largest error over bound. FLOOR is the part of an equal share that every
 arm keeps. An arm with a fault that is known already keeps no more than that.
 """
@@ -23,6 +23,8 @@ MEMORY = 0.7
 RISE = 32.0
 # Before its first turns an arm is taken to gain this in so many seconds: the unknown is worth a look.
 PRIOR_GAIN, PRIOR_SECONDS = 4.0, 1.0
+# What every arm may gain in a second, seen or not: where nothing is new any more, all are the same.
+BASE = 1.0
 # A turn costs its worker a moment even when it draws nothing.
 LEAST_SECONDS = 0.2
 
@@ -56,7 +58,7 @@ class Arm:
     @property
     def rate(self) -> float:
         """Recent gain in a second."""
-        return self.gain / self.spent
+        return BASE + self.gain / self.spent
 
     @property
     def seconds_per_case(self) -> float | None:

@@ -71,6 +71,10 @@ class CaseFile:
             self.flush()
             self._flushed = now
 
+    def close(self) -> None:
+        """Write all lines; there are no others."""
+        self._file.close()
+
     def flush(self) -> None:
         """Write all lines."""
         self._file.flush()

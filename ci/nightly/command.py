@@ -23,7 +23,7 @@ import filelock
 from properties.casefile import SHIPPED
 from properties.database import REDIS, opened, unreachable
 from properties.failures import started_in
-from properties.journal import orphans
+from properties.journal import read
 
 from . import selection
 from .clock import Clock, seconds_of
@@ -34,10 +34,10 @@ from .supervise import ROOT, Ended, Supervisor
 
 QUICK_BUDGET = "10m"
 BUDGET = "30m"
-# The processes of a session whose supervisor was killed end themselves within so many seconds.
-LOCK_SECONDS = 30.0
 LOG_LINES = 15
 PYTEST_ENDED_WELL = (0, 1)
+# No case that is drawn takes so long.
+LONG_SECONDS = 20.0
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         wrong = unreachable(options.database)
         if wrong is not None:
             raise ValueError(wrong)
-        opened(options.database, root=ROOT)
+        opened(options.database, root=ROOT, here=here)
         with filelock.FileLock(folder.lock, timeout=0):
             return _locked(options, folder, here)
     except filelock.Timeout:
@@ -128,9 +128,10 @@ def _locked(options: argparse.Namespace, folder: Folder, here: Path) -> int:
             shared = any(address.partition("://")[0] in REDIS for address in state.databases)
             ended = supervisor.go(shared=shared)
     broken = why_broken(ended, folder, state)
+    notes = interrupted(folder, longer=LONG_SECONDS)
     state.finished = not ended.signal
     supervisor.beat()
-    result = nightly(folder, state, commit=commit(), reasons=broken)
+    result = nightly(folder, state, commit=commit(), reasons=broken, notes=notes)
     _write(result, folder, options, here)
     # Once more: the report has taken its time too.
     supervisor.beat()
@@ -168,17 +169,33 @@ def begin(options: argparse.Namespace, folder: Folder) -> RunState:
                 "expected the same options, or another folder"
             )
         state.budget, state.databases = fresh.budget, fresh.databases
-        _set_aside(folder)
+        interrupted(folder)
     state.sessions += 1
     folder.write_run(state)
     return state
 
 
-def _set_aside(folder: Folder) -> None:
-    """Keep the cases that were running when the run was killed: they are no faults, and may be of interest."""
-    for path, entry in orphans(folder.root / "journal"):
-        entry.case.write(folder.state / "interrupted")
+def interrupted(folder: Folder, *, longer: float = 0.0) -> list[str]:
+    """Keep the cases that were running when their processes were ended, and name those that had run for long.
+
+    They are no faults: their time was up. Who wants to know more can replay them.
+
+    Args:
+        folder: of the run.
+        longer: name those that had run for more seconds.
+    """
+    told = []
+    # All of them are over, those too that the system still has in its books.
+    for path in sorted((folder.root / "journal").glob("*.json")):
+        entry = read(path)
+        if entry is None:
+            continue
+        ran = time.time() - entry.noted
+        kept = entry.case.write(folder.root / "interrupted")
         path.unlink(missing_ok=True)
+        if ran > longer:
+            told.append(f"interrupted/{kept.name} had run for {ran:.0f} s when the time was up")
+    return told
 
 
 def why_broken(ended: Ended, folder: Folder, state: RunState) -> list[str]:

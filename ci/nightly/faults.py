@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .turns import Record, split
+from .turns import CORPUS, Record, split
 
 Key = tuple[str, str, str, str]
 # A failure of which nothing but its text is known.
@@ -20,9 +20,10 @@ class Fault:
 
     Attributes:
         test: node id without the variant.
-        variant: dtype cell, mostly.
+        variant: dtype cell, mostly; for a case of the corpus the cell of that case.
         output: that was wrong.
         kind: class of the failure.
+        nodeid: of the test that found it.
         count: cases that showed it, without those run to make it smaller.
         first_line: of the story.
         story: as the terminal shows it.
@@ -39,6 +40,7 @@ class Fault:
     variant: str
     output: str
     kind: str
+    nodeid: str = ""
     count: int = 1
     first_line: str = ""
     story: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class Fault:
 
 FIELDS = (
     "variant",
+    "nodeid",
     "output",
     "count",
     "first_line",
@@ -143,10 +146,14 @@ class Faults:
 def _fault(record: Record, cases: int) -> Fault:
     failure = dict(record.stats.get("failure", {})) if record.stats else {}
     test, variant = split(record.nodeid)
+    if CORPUS in record.nodeid:
+        # A hundred files are one property here.
+        variant = cell_of(record) or variant
     crashed = record.outcome == "crashed"
     output, kind = record.raised[0] if record.raised else ("", str(failure.get("class", UNKNOWN)))
     replay = next((line.split(None, 1)[1] for line in record.story if line.startswith("  replay ")), "")
     return Fault(
+        nodeid=record.nodeid,
         test=test,
         variant=variant,
         output="" if crashed else output,
@@ -160,6 +167,31 @@ def _fault(record: Record, cases: int) -> Fault:
         cases=cases + int(record.stats.get("cases", 0) if record.stats else 0),
         whole=record.whole,
     )
+
+
+def cell_of(record: Record) -> str | None:
+    """Return the dtype cell that all cases of a turn had, None when they had several or none."""
+    labels = record.stats.get("classes", {}) if record.stats else {}
+    cells = [label.removeprefix("cell: ") for label in labels if label.startswith("cell: ")]
+    return cells[0] if len(cells) == 1 else None
+
+
+def grouped(faults: Iterable[Fault]) -> list[list[Fault]]:
+    """Put together what may well be one fault of the subject: the same output and class in any property and dtype.
+
+    The fault with the shortest case comes first in its group, the group with the most faults first of all.
+    """
+    groups: dict[tuple[str, str], list[Fault]] = {}
+    for fault in faults:
+        groups.setdefault((fault.output, fault.kind), []).append(fault)
+    ordered = [sorted(group, key=lambda one: (len(one.recipe) or 10**6, one.key)) for group in groups.values()]
+    return sorted(ordered, key=lambda group: -len(group))
+
+
+def fault_line(fault: Fault) -> str:
+    """Name a fault in a line."""
+    where = f"{fault.test}[{fault.variant}]" if fault.variant else fault.test
+    return f"{fault.kind} in {fault.output or 'the process'}: {where}"
 
 
 def relative(case: Any) -> str:

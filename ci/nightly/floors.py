@@ -32,8 +32,6 @@ def reachable(required: Iterable[str], subject: Subject) -> list[str]:
             return name in cells
         if name.startswith("layout ") and subject.layouts == "contiguous":
             return name.endswith(": contiguous")
-        if name.startswith("grad: ") or name.startswith("layout grad_output"):
-            return bool(subject.gradients)
         return name not in left_out
 
     return sorted(name for name in required if fits(name))

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from .bandit import Arm, Bandit
 from .faults import Fault, Faults
-from .turns import Assignment, Record, Stage, split
+from .turns import CORPUS, Assignment, Record, Stage, split
 
-CORPUS = "test_corpus.py::"
 # What a first turn may draw; how dear a case is, it is there to tell.
 FIRST_EXAMPLES = 100
 LEAST_EXAMPLES, MOST_EXAMPLES = 5, 5000
@@ -107,7 +106,8 @@ class Plan:
     def replay(self, nodeids: Iterable[str]) -> None:
         """Try what the example database holds of some tests, whichever shard they are dealt to."""
         waiting = set(self._replays)
-        self._replays += [one for one in nodeids if one in self._index and one not in waiting and CORPUS not in one]
+        fresh = (one for one in dict.fromkeys(nodeids) if one in self._index and CORPUS not in one)
+        self._replays += [one for one in fresh if one not in waiting]
 
     def next(self) -> Assignment | None:
         """Return the next turn, None when there is no time for one, or nothing to do."""

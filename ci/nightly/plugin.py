@@ -42,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION] = Session(config, _folder(config))
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close what a worker has open."""
+    if WORKER in config.stash:
+        config.stash[WORKER].close()
+
+
 # ---------------------------------------------------------------- the worker
 
 

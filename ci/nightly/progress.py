@@ -13,9 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from .clock import Clock, shown
-from .faults import Faults
+from .faults import Fault, Faults, fault_line, grouped
 from .state import Folder, RunState, read_json
 from .turns import Record
 
@@ -23,6 +24,7 @@ LINE_SECONDS = 15.0
 LIVE_SECONDS = 0.5
 # Cases of so many seconds tell how fast a worker is.
 RATE_SECONDS = 20.0
+SILENT_SECONDS = 60.0
 
 
 class Tail:
@@ -54,6 +56,7 @@ class Seen:
         worst: largest error over bound, of those within it.
         output: that had it.
         doing: property of the last case.
+        heard: when its last case was read.
         recent: moments and counts of cases, for the rate.
     """
 
@@ -61,15 +64,14 @@ class Seen:
     worst: float = 0.0
     output: str = ""
     doing: str = ""
+    heard: float = field(default_factory=time.monotonic)
     recent: list[tuple[float, int]] = field(default_factory=list)
 
     def rate(self, now: float) -> float:
         """Cases a second of late."""
         self.recent = [(at, count) for at, count in self.recent if now - at <= RATE_SECONDS]
-        if not self.recent:
-            return 0.0
-        at, before = self.recent[0]
-        return (self.cases - before) / max(now - at, 1.0)
+        at, before = self.recent[0] if self.recent else (now, 0)
+        return (self.cases - before) / (now - at) if now - at >= 1.0 else 0.0
 
 
 class Progress:
@@ -84,7 +86,8 @@ class Progress:
         self._turns = Tail(folder.turns)
         self._faults = Faults()
         self._live: Live | None = None
-        self._last = 0.0
+        self._looked = 0.0
+        self._last = time.monotonic()
         self._header = False
 
     def begin(self, run: RunState) -> None:
@@ -120,11 +123,11 @@ class Progress:
     def show(self) -> None:
         """Bring what is shown up to date, if it is time."""
         now = time.monotonic()
-        if now - self._last < (LINE_SECONDS if self._live is None else LIVE_SECONDS):
-            return
-        self._last = now
-        self._read(now)
-        if self._live is None:
+        if now - self._looked >= LIVE_SECONDS:
+            self._looked = now
+            self._read(now)
+        if self._live is None and now - self._last >= LINE_SECONDS:
+            self._last = now
             for line in self.lines(now):
                 self._print(line)
 
@@ -139,6 +142,7 @@ class Progress:
             seen = self._workers.setdefault(worker, Seen())
             seen.recent.append((now, seen.cases))
             for line in self._tails.setdefault(path, Tail(path)).lines():
+                seen.heard = now
                 _take(seen, line)
         self._hear()
 
@@ -156,7 +160,7 @@ class Progress:
         """Return one line for each worker, and one for all."""
         rows = [
             f"nightly {worker}: {seen.cases} cases, {seen.rate(now):.1f}/s, worst {seen.worst:.3f} {seen.output}"
-            for worker, seen in sorted(self._workers.items())
+            for worker, seen in self._living(now)
         ]
         cases, rate = (
             sum(one.cases for one in self._workers.values()),
@@ -165,6 +169,10 @@ class Progress:
         total = f"nightly all: {cases} cases, {rate:.1f}/s, {len(self._faults)} faults, {shown(self._left)} left"
         return [*rows, total]
 
+    def _living(self, now: float) -> list[tuple[str, Seen]]:
+        """Workers that have not been replaced, as far as their silence tells."""
+        return [(name, seen) for name, seen in sorted(self._workers.items()) if now - seen.heard <= SILENT_SECONDS]
+
     @property
     def _left(self) -> float:
         return self._clock.budget - self._clock.elapsed
@@ -172,9 +180,10 @@ class Progress:
     def _table(self) -> Table:
         now = time.monotonic()
         table = Table("worker", "cases", "cases/s", "error/bound", "of", "at", title="nightly", expand=False)
-        for worker, seen in sorted(self._workers.items()):
+        for worker, seen in self._living(now):
             row = (worker, str(seen.cases), f"{seen.rate(now):.1f}", f"{seen.worst:.3f}", seen.output, seen.doing)
-            table.add_row(*row)
+            # As text: a variant in brackets would be taken for markup.
+            table.add_row(*map(Text, row))
         total = sum(one.cases for one in self._workers.values())
         rate = sum(one.rate(now) for one in self._workers.values())
         style = "bold red" if len(self._faults) else "bold"
@@ -187,24 +196,38 @@ class Progress:
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Say how it ended."""
-        totals = result["totals"]
-        worst = totals["worst"]
-        told = "" if worst is None else f", worst {float(worst[2]):.3f} of the bound"
-        self._print(
-            f"nightly {result['verdict']}: {totals['cases']} cases, {totals['judged']} judged in "
-            f"{shown(self._clock.elapsed)}, {totals['rate']:.1f} cases/s without compiling{told}; "
-            f"{len(result['faults'])} faults"
-        )
-        for fault in result["faults"]:
-            where = f"{fault['property']}[{fault['variant']}]"
-            self._print(f"  {fault['class']} in {fault['output'] or '-'}: {where}, {fault['count']} times")
-            self._print(f"    {fault['first_line']}")
-            if fault["replay"]:
-                self._print(f"    {fault['replay']}")
-        known = len(result["faults"])
-        for reason in result["reasons"] if result["verdict"] == "could not run" else result["reasons"][known:]:
-            self._print(f"  {reason}")
+        for line in closing_lines(result, elapsed=self._clock.elapsed):
+            self._print(line)
         self._print(f"nightly report: {self._folder.root}")
+
+
+def closing_lines(result: Mapping[str, Any], *, elapsed: float) -> list[str]:
+    """Say in some lines how a run ended.
+
+    Args:
+        result: as `nightly.json` has it.
+        elapsed: seconds that it took.
+    """
+    totals = result["totals"]
+    worst = totals["worst"]
+    told = "" if worst is None else f", worst {float(worst[2]):.3f} of the bound"
+    lines = [
+        f"nightly {result['verdict']}: {totals['cases']} cases, {totals['judged']} judged in {shown(elapsed)}, "
+        f"{totals['rate']:.1f} cases/s without compiling{told}; {len(result['faults'])} faults"
+    ]
+    for group in grouped(map(Fault.from_dict, result["faults"])):
+        smallest = group[0]
+        properties = len({fault.test for fault in group})
+        lines.append(
+            f"  {smallest.kind} in {smallest.output or 'the process'}: {len(group)} in {properties} properties, "
+            f"{sum(fault.count for fault in group)} cases; the smallest:"
+        )
+        text = (f"{smallest.test}[{smallest.variant}]", smallest.first_line, smallest.recipe, smallest.replay)
+        lines += [f"    {line}" for line in text if line]
+    # The faults are told; what else there is comes before or after them.
+    names = {fault_line(fault) for fault in map(Fault.from_dict, result["faults"])}
+    lines += [f"  {reason}" for reason in result["reasons"] if reason not in names]
+    return lines + [f"  note: {note}" for note in result["notes"]]
 
 
 def _take(seen: Seen, line: bytes) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from properties.report import ItemStats, Summary, plain
 
 from . import floors
-from .faults import Faults
-from .plan import CORPUS, Plan
+from .faults import Faults, fault_line
+from .plan import Plan
 from .state import Folder, RunState, read_json
-from .turns import Record, records, split
+from .turns import CORPUS, Record, records, split
 
 FORMAT = 1
 CLEAN, FAULTS, BROKEN = "clean", "faults", "could not run"
@@ -33,9 +33,9 @@ class Tally:
         errors: what the harness itself failed at, one line each.
         crashes: turns that ended their worker.
         skipped: reason by node id.
-        corpus: cases of the corpus that were replayed.
-        corpus_failed: those that failed.
-        compiles: seconds of each compile, by kernel.
+        corpus_cases: cases of the corpus that were replayed.
+        corpus_failures: those that failed.
+        compiles: by kernel: how many, their seconds, and those of the slowest.
     """
 
     items: dict[str, ItemStats] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Tally:
     errors: list[str] = field(default_factory=list)
     crashes: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
-    corpus: set[str] = field(default_factory=set)
-    corpus_failed: set[str] = field(default_factory=set)
-    compiles: dict[str, list[float]] = field(default_factory=dict)
+    corpus_cases: int = 0
+    corpus_failures: int = 0
+    compiles: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """Take up one turn."""
@@ -56,9 +56,8 @@ class Tally:
         self.turns[nodeid] = self.turns.get(nodeid, 0) + 1
         self.faults.hear(record, cases=before.cases if before is not None else 0)
         if CORPUS in nodeid and record.outcome in ("passed", "failed", "crashed"):
-            self.corpus.add(nodeid)
-            if record.outcome != "passed":
-                self.corpus_failed.add(nodeid)
+            self.corpus_cases += 1
+            self.corpus_failures += record.outcome != "passed"
         if record.outcome == "skipped":
             self.skipped[nodeid] = record.reason
         elif record.outcome == "error":
@@ -68,7 +67,7 @@ class Tally:
             name = f"failures/{Path(case).name}" if case else ""
             self.crashes.append({"nodeid": nodeid, "message": record.reason, "case": name})
         for kernel, seconds in record.compiles:
-            self.compiles.setdefault(kernel, []).append(seconds)
+            self.compiled(kernel, count=1, seconds=seconds, slowest=seconds)
         if item is None:
             return
         item.outcome = "failed" if record.outcome in ("failed", "crashed", "error") else record.outcome
@@ -76,6 +75,20 @@ class Tally:
             self.items[nodeid] = item
         else:
             before.add(item)
+
+    def compiled(self, kernel: str, *, count: int, seconds: float, slowest: float) -> None:
+        """Take up compiles of one kernel.
+
+        Args:
+            kernel: its name.
+            count: how many.
+            seconds: of all of them.
+            slowest: of the slowest one.
+        """
+        row = self.compiles.setdefault(kernel, {"kernel": kernel, "count": 0, "seconds": 0.0, "slowest": 0.0})
+        row["count"] += count
+        row["seconds"] = round(row["seconds"] + seconds, 3)
+        row["slowest"] = max(row["slowest"], slowest)
 
 
 def tally(turns: Iterable[Record]) -> Tally:
@@ -86,7 +99,9 @@ def tally(turns: Iterable[Record]) -> Tally:
     return total
 
 
-def nightly(folder: Folder, run: RunState, *, commit: str | None, reasons: Sequence[str] = ()) -> dict[str, Any]:
+def nightly(
+    folder: Folder, run: RunState, *, commit: str | None, reasons: Sequence[str] = (), notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the content of `nightly.json`, and put `cases.jsonl` beside it.
 
     Args:
@@ -94,16 +109,17 @@ def nightly(folder: Folder, run: RunState, *, commit: str | None, reasons: Seque
         run: what was run.
         commit: of the repository, None where nothing tells.
         reasons: why it could not run, one line each; then it has no other verdict.
+        notes: what a reader should know beside the verdict.
     """
     header = read_json(folder.header) or {}
     end = read_json(folder.state / "end.json") or {}
     turns = list(records(folder.turns))
     total = tally(turns)
     gather_cases(folder)
+    confirmed = end.get("confirmed", {})
     for fault in total.faults:
-        confirmed = end.get("confirmed", {}).get(f"{fault.test}[{fault.variant}]" if fault.variant else fault.test)
-        if confirmed and fault.kind == "crash":
-            fault.story = tuple(confirmed)
+        if fault.kind == "crash":
+            fault.story = tuple(confirmed.get(fault.nodeid, fault.story))
     plain_run = {
         "format": FORMAT,
         "kind": "nightly",
@@ -128,9 +144,11 @@ def nightly(folder: Folder, run: RunState, *, commit: str | None, reasons: Seque
     return finished(
         plain_run,
         total,
+        wall=max((one.at for one in turns), default=0.0) - min((one.at - one.seconds for one in turns), default=0.0),
         reachable=told["reachable"],
         bandit=bandit_rows(turns, run, header.get("workers", 1)),
         broken=[*reasons, *([end["hopeless"]] if end.get("hopeless") else [])],
+        notes=[*notes, *end.get("notes", ())],
     )
 
 
@@ -138,26 +156,33 @@ def finished(
     header: Mapping[str, Any],
     total: Tally,
     *,
+    wall: float,
     reachable: Sequence[str],
     bandit: Sequence[Mapping[str, Any]],
     broken: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Judge a run, or several that were added up.
 
     Args:
         header: first fields of the result.
         total: of all turns.
+        wall: seconds from the first turn to the end of the last, without the time between sessions.
         reachable: classes that could be drawn.
         bandit: who got time.
         broken: why it could not run; then it has no other verdict.
+        notes: what a reader should know beside the verdict.
     """
     summary = Summary(header={}, items=list(total.items.values()), skipped=total.skipped, required=reachable)
     totals = summary.totals()
+    # The clock of the cases goes on while a run that was killed waits to be started again.
+    paused = sum(item.compile_seconds + item.compile_waited for item in summary.items) / max(1, header["workers"])
+    totals = replace(totals, wall=wall, rate=totals.cases / (wall - paused) if wall > paused else 0.0)
     full = not header["quick"] and not header["only"]
     # A shard has a part of the properties; the floors are for what all shards have drawn together.
     alone = header["shard"] is None
     wanted = floors.floors(reachable, cases=totals.cases) if full and alone else {}
-    reasons = [f"{fault.test}[{fault.variant}] {fault.output}: {fault.kind}" for fault in total.faults]
+    reasons = [fault_line(fault) for fault in total.faults]
     reasons += total.errors + floors.missed(summary.classes, wanted)
     if broken:
         reasons = [*broken, *reasons]
@@ -166,10 +191,11 @@ def finished(
         **header,
         "verdict": verdict,
         "reasons": reasons,
-        "corpus": {"cases": len(total.corpus), "failed": len(total.corpus_failed)},
+        "corpus": {"cases": total.corpus_cases, "failed": total.corpus_failures},
         "items": [item.as_dict() | {"turns": total.turns[nodeid]} for nodeid, item in sorted(total.items.items())],
         "totals": dataclasses.asdict(totals),
         "classes": summary.classes,
+        "reachable": list(reachable),
         "floors": wanted,
         "determinism": summary.agreement,
         "lossy": summary.lossy,
@@ -177,10 +203,9 @@ def finished(
         "skipped": total.skipped,
         "faults": [fault.as_dict() for fault in total.faults],
         "crashes": total.crashes,
-        "compiles": [
-            {"kernel": kernel, "count": len(times), "seconds": round(sum(times), 3), "slowest": max(times)}
-            for kernel, times in sorted(total.compiles.items())
-        ],
+        "errors": total.errors,
+        "notes": list(notes),
+        "compiles": [row for _, row in sorted(total.compiles.items())],
         "bandit": list(bandit),
     }
     return plain(result)  # type: ignore[no-any-return]

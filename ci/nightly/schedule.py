@@ -6,8 +6,10 @@ next one. So every worker has one turn waiting, and is told to end when there is
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ QUEUED = 2
 HOPELESS = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A turn whose worker ended, and the seconds that it had run."""
+
+    assignment: Assignment
+    seconds: float
+
+
 class TurnScheduling:
     """What xdist asks of a scheduler.
 
@@ -33,6 +43,7 @@ class TurnScheduling:
         collection: node ids, the same in every worker.
         plan: decides on turns, once they are known.
         hopeless: why the session ends early, None while it goes on.
+        lost: the last turn whose worker ended.
     """
 
     def __init__(
@@ -57,6 +68,9 @@ class TurnScheduling:
         self._pending: dict[WorkerController, deque[Assignment]] = {}
         self._ended: set[WorkerController] = set()
         self._lost_in_a_row = 0
+        self._heard: set[WorkerController] = set()
+        self._since: dict[WorkerController, float] = {}
+        self.lost: Lost | None = None
 
     @property
     def nodes(self) -> list[WorkerController]:
@@ -81,11 +95,6 @@ class TurnScheduling:
     def has_pending(self) -> bool:
         """Whether any turn is still to be run."""
         return any(self._pending.values())
-
-    def current(self, node: WorkerController) -> Assignment | None:
-        """Return the turn that a worker is at."""
-        pending = self._pending.get(node)
-        return pending[0] if pending else None
 
     def add_node(self, node: WorkerController) -> None:
         """Take on a worker."""
@@ -124,6 +133,7 @@ class TurnScheduling:
             node.shutdown()
             return
         self._pending[node].append(assignment)
+        self._since.setdefault(node, time.monotonic())
         # Before the worker can look for it.
         with self._dealt(node.gateway.id).open("a") as file:
             file.write(assignment.to_json())
@@ -131,34 +141,37 @@ class TurnScheduling:
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float | None = None) -> None:
         """Take note that a worker is done with its turn, and give it another one."""
-        del duration
+        del item_index, duration
         assert self.plan is not None
-        assignment = self.current(node)
-        if assignment is not None and assignment.index == item_index:
-            # Nothing was heard of it: its worker had no time left for it.
-            self._pending[node].popleft()
-            self.plan.give_back(assignment)
+        if node not in self._heard:
+            # Its worker had no time left for it.
+            self.plan.give_back(self._pending[node].popleft())
+        self._heard.discard(node)
         self._tick()
         self._give(node)
 
     def heard(self, node: WorkerController) -> Assignment:
         """Take note that the record of a worker's turn has come, and return the turn."""
         self._lost_in_a_row = 0
+        self._since[node] = time.monotonic()
+        self._heard.add(node)
         return self._pending[node].popleft()
 
     def remove_node(self, node: WorkerController) -> str | None:
         """Take note that a worker ended; return the test that it was at, None when it had ended its work."""
         pending = self._pending.pop(node)
+        since = self._since.pop(node, time.monotonic())
+        self._heard.discard(node)
         self._collected.pop(node, None)
         self._ended.discard(node)
         if not pending:
             self._lost()
             return None
         assert self.plan is not None
-        self.lost = pending.popleft()
+        self.lost = Lost(assignment=pending.popleft(), seconds=time.monotonic() - since)
         for assignment in reversed(pending):
             self.plan.give_back(assignment)
-        return self.lost.nodeid
+        return self.lost.assignment.nodeid
 
     def _lost(self) -> None:
         if self.plan is not None and self.plan.left() <= 0:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import filelock
 import pytest
 
 from properties import crashes, gather
-from properties.database import item_key
+from properties.database import item_key, lost_databases
 from properties.plugin import CRASHES, store_of
 from properties.report import ItemStats
 from properties.session import run_of
 
-from .plan import CORPUS, Plan
+from .plan import Plan
 from .schedule import TurnScheduling
 from .state import Folder, SessionFile, write_json
-from .turns import HEARD, PAIRS, Assignment, Record, records
+from .turns import CORPUS, HEARD, PAIRS, Assignment, Record, records
 
 POLL_SECONDS = 1.0
 # How often another runner's finds are looked for: some hundred round trips.
 SHARED_SECONDS = 30.0
+LOCK_SECONDS = 30.0
+# What xdist puts before the story of a failure: worker, platform, interpreter.
+WORKER_LINE = re.compile(r"\[gw\d+\] ")
 
 
 class Session:
@@ -34,6 +40,9 @@ class Session:
         self._folder = folder
         self._told = SessionFile.read(folder.session)
         self._run = run_of(config)
+        # The session before this one may still be about to end.
+        self._lock = filelock.FileLock(folder.state / "session.lock")
+        self._lock.acquire(timeout=LOCK_SECONDS)
         self._log = folder.turns.open("a")
         self._scheduling: TurnScheduling | None = None
         self._failed: dict[Any, Any] = {}
@@ -59,10 +68,10 @@ class Session:
         }
 
     def _watch(self) -> None:
-        """End with the supervisor: two sessions must not work in one folder."""
+        """End with the supervisor, and take the workers along: two sessions must not work in one folder."""
         while os.getppid() == self._told.parent:
             time.sleep(POLL_SECONDS)
-        os._exit(3)
+        os.killpg(0, signal.SIGKILL)
 
     @property
     def elapsed(self) -> float:
@@ -148,7 +157,8 @@ class Session:
         elif told is not None:
             # Beside the call there is only what the harness does.
             outcome = "failed" if told.when == "call" else "error"
-            story = tuple(told.longreprtext.splitlines())
+            lines = told.longreprtext.splitlines()
+            story = tuple(line for line in lines if line and not WORKER_LINE.match(line))
             reason = next(iter(story), "")
         pairs = {name: tuple(tuple(one) for one in heard[name]) for name in PAIRS}
         return Record(
@@ -191,7 +201,8 @@ class Session:
         """
         scheduling = self._scheduling
         assert scheduling is not None
-        assignment = scheduling.lost
+        assert scheduling.lost is not None
+        assignment = scheduling.lost.assignment
         carried = dict(report.user_properties)
         stats = carried.get(gather.RECORD) or ItemStats(test=nodeid.partition("[")[0]).as_dict()
         story = str(report.longrepr).splitlines()
@@ -199,7 +210,7 @@ class Session:
             nodeid=nodeid,
             stage=assignment.stage,
             at=self.elapsed,
-            seconds=assignment.seconds,
+            seconds=scheduling.lost.seconds,
             outcome="crashed",
             reason=story[0],
             stats=stats,
@@ -218,5 +229,6 @@ class Session:
         }
         scheduling = self._scheduling
         hopeless = None if scheduling is None else scheduling.hopeless
-        write_json(self._folder.state / "end.json", {"confirmed": stories, "hopeless": hopeless})
+        lost = lost_databases(store_of(self._config))
+        write_json(self._folder.state / "end.json", {"confirmed": stories, "hopeless": hopeless, "notes": lost})
         self._log.close()

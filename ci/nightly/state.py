@@ -182,7 +182,8 @@ class Folder:
     def clear(self) -> None:
         """Make room for another run."""
         shutil.rmtree(self.state, ignore_errors=True)
-        shutil.rmtree(self.root / "failures", ignore_errors=True)
+        for name in ("failures", "interrupted", "journal"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
         for name in ("nightly.json", "cases.jsonl", "report.html", "summary.md", "junit.xml"):
             (self.root / name).unlink(missing_ok=True)
 

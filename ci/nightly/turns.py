@@ -13,6 +13,7 @@ from properties.report import ItemStats
 Stage = Literal["corpus", "replay", "fuzz"]
 # Name under which a turn's record travels in the user properties of a report.
 HEARD = "msda nightly"
+CORPUS = "test_corpus.py::"
 PAIRS = ("seen", "raised", "met", "compiles")
 
 

@@ -119,6 +119,8 @@ class Worker:
         assert assignment is not None
         known = self._known_faults()
         shapes = {tuple(one) for one in known.get("shapes", ())}
+        # What a file of the corpus holds is small as it is.
+        again = (0.0, 0.0) if assignment.stage == "corpus" else AGAIN
         turn = Turn(
             seed=item_seed(self._run.seed, f"{assignment.stage} {assignment.nodeid}", assignment.number),
             examples=assignment.examples,
@@ -126,7 +128,7 @@ class Worker:
             deadline=self._session.deadline,
             phases=REPLAY if assignment.stage == "replay" else FUZZ,
             known=frozenset(tuple(one) for one in known.get("known", {}).get(assignment.nodeid, ())),
-            effort=lambda fault: AGAIN if fault in shapes else FIRST,
+            effort=lambda fault: again if fault in shapes else FIRST,
         )
         own = ItemDatabase(DirectoryBasedExampleDatabase(self._folder.pareto), assignment.nodeid)
         replays = assignment.stage == "replay"
@@ -155,6 +157,11 @@ class Worker:
         if changed != self._known[0]:
             self._known = (changed, read_json(path) or {})
         return self._known[1]
+
+    def close(self) -> None:
+        """Take no more turns."""
+        self._cases.close()
+        self._dealt.close()
 
     def end(self) -> dict[str, Any]:
         """Return what the record of this turn says beside the harness' figures."""
