@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Lines reach the file after so many seconds at the latest; somebody is watching.
 FLUSH_SECONDS = 1.0
-# Ratios below 2^-12 are all the same: exact, or nearly so.
-LEAST_BUCKET = -12
+# Ratios below 4^-6 are all the same: exact, or nearly so.
+LEAST_BUCKET = -6
 
 
 def number(value: float) -> str:
@@ -96,7 +96,7 @@ class Combinations:
     def note(self, classes: Sequence[str], ratio: Mapping[str, float], collisions: int) -> None:
         """Take note of a case."""
         output, worst = max(ratio.items(), key=lambda pair: pair[1], default=("", 0.0))
-        start = crc32(f"{output} {bucket(worst)} {collisions.bit_length()} ".encode())
+        start = crc32(f"{output} {bucket(worst)} {collisions.bit_length() // 2} ".encode())
         for name in classes:
             code = crc32(name.encode(), start)
             if code not in self._mine:
@@ -109,7 +109,7 @@ class Combinations:
 
 
 def bucket(ratio: float) -> int:
-    """Return a ratio's order of magnitude: floor of its logarithm to base 2, 1 for all that is beyond the bound."""
+    """Return a ratio's order of magnitude: floor of its logarithm to base 4, 1 for all that is beyond the bound."""
     if not ratio <= 1.0:
         return 1
-    return max(LEAST_BUCKET, math.frexp(ratio)[1] - 1) if ratio > 0.0 else LEAST_BUCKET - 1
+    return max(LEAST_BUCKET, (math.frexp(ratio)[1] - 1) // 2) if ratio > 0.0 else LEAST_BUCKET - 1

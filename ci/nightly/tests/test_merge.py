@@ -64,7 +64,7 @@ def test_floors_are_for_all_shards_together():
     assert one["verdict"] == CLEAN
     assert merge.merge([one, two])["reasons"] == []
     missed = merge.merge([one, empty])
-    assert (missed["verdict"], missed["reasons"]) == (FAULTS, ["class 'K: 2' has 0 cases, its floor is 1"])
+    assert (missed["verdict"], missed["reasons"]) == (FAULTS, ["class 'K: 2' has 0 cases, its floor is 2"])
 
 
 def test_quick_and_selected_runs_have_no_floors():
