@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,6 +133,13 @@ def generate_only(examples: int) -> settings:
     )
 
 
+@dataclass(kw_only=True)
+class Tally:
+    """Cases of one hunt so far."""
+
+    judged: int = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hunt:
     """How one subject is hunted.
@@ -157,36 +164,47 @@ class Hunt:
         edges = self.subject.block_edges
         return Limits.cuda(edges) if self.device == "cuda" else replace(Limits.cpu(edges), max_steps=INTERPRETER_STEPS)
 
-    def run(self, *, rounds: int = schedule.ROUNDS, times: int = 1, corpus: bool = True) -> Attempt:
+    def run(self, *, rounds: int = schedule.ROUNDS, corpus: bool = True) -> Attempt:
         """Go round the properties until one fails.
 
         Args:
             rounds: how often.
-            times: factor of the cases of every turn.
             corpus: replay the regression corpus at the end.
         """
+        tally = Tally()
+        turns = [(turn.load(), None, number, turn.examples) for number in range(rounds) for turn in schedule.TURNS] + [
+            (schedule.CORPUS.load(), {"name": path.stem}, 0, 1) for path in (case_files() if corpus else ())
+        ]
+        return self._through(turns, tally)
+
+    def run_cases(self, cases: int) -> Attempt:
+        """Give a control about so many cases, or more, unless one fails.
+
+        Args:
+            cases: to judge.
+        """
+        tally = Tally()
+        rounds = schedule.rounds_for(cases)
+        turns = (
+            (turn.load(), None, number, examples)
+            for number in range(rounds)
+            for turn, examples in schedule.shares(lambda: tally.judged, cases * (number + 1) // rounds)
+        )
+        return self._through(turns, tally)
+
+    def _through(
+        self, turns: Iterable[tuple[Callable[..., None], dict[str, Any] | None, int, int]], tally: Tally
+    ) -> Attempt:
         started = time.process_time()
-        judged = 0
-        for number in range(rounds):
-            for turn in schedule.TURNS:
-                function = turn.load()
-                variant = schedule.variant_of(function, self.seed, number, self.subject.refuses)
-                if variant is None:
-                    continue
-                caught, cases = self.turn(
-                    function, variant, number=number, examples=turn.examples * times, before=judged
-                )
-                judged += cases
-                if caught is not None:
-                    return replace(caught, examples=judged, seconds=time.process_time() - started)
-        if corpus:
-            function = schedule.CORPUS.load()
-            for path in case_files():
-                caught, cases = self.turn(function, {"name": path.stem}, number=0, examples=1, before=judged)
-                judged += cases
-                if caught is not None:
-                    return replace(caught, examples=judged, seconds=time.process_time() - started)
-        return Attempt(seed=self.seed, outcome="survived", examples=judged, seconds=time.process_time() - started)
+        for function, fixed, number, examples in turns:
+            variant = schedule.variant_of(function, self.seed, number, self.subject.refuses) if fixed is None else fixed
+            if variant is None:
+                continue
+            caught, cases = self.turn(function, variant, number=number, examples=examples, before=tally.judged)
+            tally.judged += cases
+            if caught is not None:
+                return replace(caught, examples=tally.judged, seconds=time.process_time() - started)
+        return Attempt(seed=self.seed, outcome="survived", examples=tally.judged, seconds=time.process_time() - started)
 
     def turn(
         self, function: Callable[..., None], variant: dict[str, Any], *, number: int, examples: int, before: int = 0

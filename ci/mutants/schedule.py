@@ -5,13 +5,16 @@ special property alone can see does not wait until the general one has spent its
 from one dtype cell where they can; the next round has another one. Which cell comes first depends on the seed. On a GPU
 that means few compilations, and all of them are shared by the seeds of a mutant.
 
+A control, which has to pass some thousands of cases, is given every property once a round, and what is left of its
+cases to the general ones: the special ones ask about little that a hundredth case of theirs would show.
+
 Nothing here depends on the mutant.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +29,13 @@ class Turn:
         module: of `properties`.
         function: test function, which takes a harness and its parameters.
         examples: cases in one round.
+        general: whether what a subject gets wrong anywhere can show here, in a single run or two of it.
     """
 
     module: str
     function: str
     examples: int
+    general: bool = False
 
     def load(self) -> Callable[..., None]:
         """Import the test function."""
@@ -40,7 +45,7 @@ class Turn:
 
 # The most general first, then what is cheap, then what takes many runs.
 TURNS = (
-    Turn(module="test_gradients", function="test_gradients_within_bound", examples=5),
+    Turn(module="test_gradients", function="test_gradients_within_bound", examples=5, general=True),
     Turn(module="test_arguments", function="test_bad_arguments_are_refused", examples=2),
     Turn(module="test_empty", function="test_empty_operands", examples=8),
     Turn(module="test_calls", function="test_level_tables_of_other_forms", examples=2),
@@ -50,11 +55,11 @@ TURNS = (
     Turn(module="test_contract", function="test_second_derivatives_are_refused", examples=1),
     Turn(module="test_contract", function="test_deterministic_algorithms_are_heeded", examples=2),
     Turn(module="test_determinism", function="test_equal_runs_are_within_bound", examples=6),
-    Turn(module="test_skipped", function="test_skipped_samples_contribute_nothing", examples=4),
-    Turn(module="test_containment", function="test_fresh_memory_is_written", examples=2),
-    Turn(module="test_containment", function="test_unsampled_pixels_appear_nowhere", examples=2),
-    Turn(module="test_containment", function="test_infinite_gradients_stay_where_they_enter", examples=3),
-    Turn(module="test_lattice", function="test_exact_on_a_lattice", examples=4),
+    Turn(module="test_skipped", function="test_skipped_samples_contribute_nothing", examples=4, general=True),
+    Turn(module="test_containment", function="test_fresh_memory_is_written", examples=2, general=True),
+    Turn(module="test_containment", function="test_unsampled_pixels_appear_nowhere", examples=2, general=True),
+    Turn(module="test_containment", function="test_infinite_gradients_stay_where_they_enter", examples=3, general=True),
+    Turn(module="test_lattice", function="test_exact_on_a_lattice", examples=4, general=True),
     Turn(module="test_accumulators", function="test_native_accumulation_within_bound", examples=3),
     Turn(module="test_exact_float64", function="test_float64_within_exact_bound", examples=2),
     Turn(module="test_determinism", function="test_runs_are_equal", examples=2),
@@ -72,7 +77,7 @@ TURNS = (
     Turn(module="test_adjoint", function="test_gradients_are_adjoint_to_the_forward", examples=2),
     Turn(module="test_adjoint", function="test_differences_are_exact", examples=2),
     Turn(module="test_gradients", function="test_gradcheck", examples=2),
-    Turn(module="test_forward", function="test_forward_within_bound", examples=2),
+    Turn(module="test_forward", function="test_forward_within_bound", examples=2, general=True),
     Turn(module="test_honesty", function="test_no_stale_results", examples=2),
     Turn(module="test_honesty", function="test_operands_are_unchanged", examples=2),
     Turn(module="test_honesty", function="test_results_are_not_trivial", examples=2),
@@ -132,12 +137,30 @@ def variant_of(
     return chosen[(seed + number) % len(chosen)]
 
 
-def rounds_for(cases: int) -> tuple[int, int]:
-    """Return rounds and a factor of the examples of every turn that make about so many cases.
+def rounds_for(cases: int) -> int:
+    """Return how many rounds a control goes, each with another dtype cell.
 
     Args:
         cases: of one seed; few are spread over few dtype cells.
     """
-    one_round = sum(turn.examples for turn in TURNS)
-    rounds = max(1, min(len(CELLS), cases // one_round))
-    return rounds, max(1, -(-cases // (rounds * one_round)))
+    return max(1, min(len(CELLS), cases // sum(turn.examples for turn in TURNS)))
+
+
+def shares(judged: Callable[[], int], goal: int) -> Iterator[tuple[Turn, int]]:
+    """Go through one round of a control: each special property once, the general ones for what is left.
+
+    Args:
+        judged: returns the cases of the control so far; a property may take fewer than it is given.
+        goal: cases of the control at the end of this round.
+
+    Yields:
+        A turn and its cases, never fewer than in the round of a mutant.
+    """
+    for turn in TURNS:
+        if not turn.general:
+            yield turn, turn.examples
+    left = sum(turn.examples for turn in TURNS if turn.general)
+    # The most general one last: it takes what the others leave.
+    for turn in reversed([turn for turn in TURNS if turn.general]):
+        yield turn, max(turn.examples, -(-(goal - judged()) * turn.examples // left))
+        left -= turn.examples

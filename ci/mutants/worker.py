@@ -159,13 +159,11 @@ def attempt_one(job: Job, subject: Subject, seed: int, device: str, *, beat: Bea
 
     from properties.probe import informed  # noqa: PLC0415
 
-    from . import schedule  # noqa: PLC0415
     from .hunter import Hunt  # noqa: PLC0415 - imports torch and triton
 
     subject = informed(subject, torch.device(device))
     if isinstance(job.subject, Control):
-        rounds, times = schedule.rounds_for(job.cases)
-        return Hunt(subject=subject, device=device, seed=seed, beat=beat).run(rounds=rounds, times=times, corpus=False)
+        return Hunt(subject=subject, device=device, seed=seed, beat=beat).run_cases(job.cases)
     seconds = job.minimise_seconds if seed == job.seeds[0] else 0.0
     hunt = Hunt(subject=subject, device=device, seed=seed, beat=beat, minimise_seconds=seconds)
     return hunt.run(rounds=job.rounds, corpus=job.rounds > 0)

@@ -12,6 +12,7 @@ import pytest
 from ci.mutants import command, mechanical, schedule
 from ci.mutants.cache import Cache
 from ci.mutants.controls import CONTROLS
+from ci.mutants.hunter import Tally
 from ci.mutants.mutant import Control, Edit, Family, Mutant, edited_sources, identifier, one_edit
 from ci.mutants.pool import Pool
 from ci.mutants.results import Attempt, Row, Score, Size, settled
@@ -120,11 +121,23 @@ def test_rounds_go_through_the_cells_of_a_property():
     assert schedule.variant_of(function, 0, 0, lambda *_: "refused") is None
 
 
+@pytest.mark.parametrize("taken", [1.0, 0.7])
 @pytest.mark.parametrize("cases", [1, 60, 600, 10_000])
-def test_controls_get_about_the_cases_asked_for(cases: int):
-    rounds, times = schedule.rounds_for(cases)
+def test_controls_get_the_cases_asked_for(cases: int, taken: float):
+    rounds = schedule.rounds_for(cases)
     one_round = sum(turn.examples for turn in schedule.TURNS)
-    assert cases <= rounds * times * one_round < 2 * cases + one_round
+    special = sum(turn.examples for turn in schedule.TURNS if not turn.general)
+    tally, given_to_special = Tally(), 0
+    for number in range(rounds):
+        seen = []
+        for turn, examples in schedule.shares(lambda: tally.judged, cases * (number + 1) // rounds):
+            seen.append(turn)
+            # Some properties take fewer than they are given, the most general one never does.
+            tally.judged += examples if turn is schedule.TURNS[0] else int(examples * taken)
+            given_to_special += 0 if turn.general else examples
+        assert sorted(seen, key=schedule.TURNS.index) == list(schedule.TURNS)
+    assert cases <= tally.judged < cases + one_round + len(schedule.TURNS)
+    assert given_to_special == rounds * special
 
 
 # ---------------------------------------------------------------- what the figures mean
