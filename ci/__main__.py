@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import conformance, probe, replay
+from .codegen import command as codegen
 from .mutants import command as mutants
 from .nightly import command as nightly
 from .nightly import merge
@@ -29,6 +30,11 @@ class Command:
 
 
 COMMANDS = {
+    "codegen": Command(
+        help="compile the kernels without a GPU and check their machine code",
+        add_arguments=codegen.add_arguments,
+        run=codegen.run,
+    ),
     "conformance": Command(
         help="report how a subject does on every property and dtype",
         add_arguments=conformance.add_arguments,
