@@ -26,7 +26,8 @@ class Resources:
     Attributes:
         vector_registers: of a lane, accumulation registers included.
         scalar_registers: of a wave.
-        spills: 32-bit registers that do not fit, or words of private memory where those are more.
+        spills: 32-bit registers that do not fit, or words of private memory where those are more. Scalar registers
+            that do not fit go to lanes of vector registers: that is no memory, and not counted unless it becomes some.
     """
 
     vector_registers: int
@@ -58,11 +59,10 @@ def resources(text: str) -> Resources:
             raise ValueError(f"amdgcn: .{name} is there {len(found)} times, expected once")
         return int(found[0])
 
-    spilled = declared("vgpr_spill_count") + declared("sgpr_spill_count")
     return Resources(
         vector_registers=declared("vgpr_count"),
         scalar_registers=declared("sgpr_count"),
-        spills=max(spilled, -(-declared("private_segment_fixed_size") // 4)),
+        spills=max(declared("vgpr_spill_count"), -(-declared("private_segment_fixed_size") // 4)),
     )
 
 

@@ -18,9 +18,9 @@ from . import amdgcn, ptx, sass
 from .catalogue import ARCHITECTURES, Architecture, Entry
 from .counts import Counts
 
-# What an assembler says that does not know the architecture.
-UNKNOWN = re.compile(
-    r"is not defined for option 'gpu-name'|[Uu]nsupported (?:gpu|target|architecture)|not a recognized processor"
+# What is said for want of a backend, of an assembler that knows the GPU, or (Triton 3.4, AMD) of a linker.
+WANTING = re.compile(
+    r"compatible backends for target|is not defined for option 'gpu-name'|ROCm linker .* not found|Cannot find ptxas"
 )
 
 
@@ -86,12 +86,11 @@ def _compile(architecture: Architecture, entry: Entry) -> tuple[Any, tuple[str, 
         compiled = triton.compile(source, target=target, options=options)
     except Exception as error:
         # Triton raises whatever its passes raise; the caller must know which kernel it was.
-        said = " ".join(str(error).split())
-        if UNKNOWN.search(said) or ("incompatible" in said.lower() and "target" in said.lower()):
-            raise Unavailable(
-                f"{architecture.name}: triton {triton.__version__} cannot compile for it: {said[:200]}"
-            ) from None
-        return Failed(reason=f"does not compile: {type(error).__name__}: {said[:200]}")
+        said = " ".join(str(error).split())[:200]
+        if WANTING.search(said):
+            msg = f"{architecture.name}: triton {triton.__version__} cannot compile for it here: {said}"
+            raise Unavailable(msg) from None
+        return Failed(reason=f"does not compile: {type(error).__name__}: {said}")
     seconds = time.perf_counter() - start
     parameters = [p for p in source.fn.params if not p.is_constexpr]
     specialised = (p.name for p in parameters if not (p.do_not_specialize or p.do_not_specialize_on_alignment))

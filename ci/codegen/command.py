@@ -72,12 +72,13 @@ def run(options: argparse.Namespace, *, path: Path = expectations.PATH) -> int:
         if options.list:
             sys.stdout.write("".join(f"{arch} {name}\n" for arch, some in names.items() for name in some))
             return 0
-        rows = measure(options, names, expectations.load(_everything(), path), to)
+        versions = gather.versions()
+        rows = measure(options, names, expectations.load(_everything(), triton=versions["triton"], path=path), to)
         show.tables(to, rows)
         to.print(show.closing(rows, seconds=time.monotonic() - start), style="bold", soft_wrap=True)
         if options.json:
             target = started_in(Path.cwd()) / options.json
-            target.write_text(json.dumps(as_json(rows, gather.versions()), indent=1) + "\n", encoding="utf-8")
+            target.write_text(json.dumps(as_json(rows, versions), indent=1) + "\n", encoding="utf-8")
     except (OSError, ValueError, pool.CouldNotRun) as error:
         sys.stderr.write(f"codegen: error: {error}\n")
         return 2
@@ -121,5 +122,5 @@ def measure(
             found.update(zip(((job.architecture, name) for name in job.names), rows, strict=True))
             watch.finished(rows)
 
-        pool.run(pool.jobs(names), done, workers=workers, cache=cache)
+        pool.run(pool.jobs(names, workers=workers), done, workers=workers, cache=cache)
     return [found[arch, name] for arch, some in names.items() for name in some]

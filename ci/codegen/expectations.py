@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 PATH = Path(__file__).parent / "expectations.toml"
 SCHEMA = 1
 WHERE = ("arch", "kernel", "dtype")
@@ -64,6 +66,7 @@ class Expectation:
     Attributes:
         number: which one, from 1.
         patterns: of architecture, kernel and dtype.
+        triton: versions that it is about.
         amounts: by what is counted.
         atomics: kinds that there must be, all of them and no others; None where nothing is said.
         reason: why.
@@ -71,6 +74,7 @@ class Expectation:
 
     number: int
     patterns: Mapping[str, tuple[str, ...]]
+    triton: SpecifierSet
     amounts: Mapping[str, Amount]
     atomics: frozenset[str] | None
     reason: str
@@ -85,11 +89,12 @@ class Expectation:
         return set(self.amounts) | ({"atomics"} if self.atomics is not None else set())
 
 
-def load(rows: Iterable[Mapping[str, str]], path: Path = PATH) -> list[Expectation]:
-    """Read the file.
+def load(rows: Iterable[Mapping[str, str]], *, triton: str, path: Path = PATH) -> list[Expectation]:
+    """Read the file and return what is about one version of Triton.
 
     Args:
         rows: all that can be compiled, to hold the file against.
+        triton: the version.
         path: of the file.
 
     Raises:
@@ -107,12 +112,15 @@ def load(rows: Iterable[Mapping[str, str]], path: Path = PATH) -> list[Expectati
             found.append(_expectation(number, entry))
         except ValueError as error:
             raise ValueError(f"{path.name}: expectation {number}: {error}") from None
-    _check(found, list(rows), path.name)
+    for one in found:
+        _check_patterns(one, list(rows), path.name)
+    found = [one for one in found if one.triton.contains(triton, prereleases=True)]
+    _check_overlap(found, list(rows), path.name)
     return found
 
 
 def _expectation(number: int, entry: Mapping[str, Any]) -> Expectation:
-    known = {*WHERE, *NUMBERS, "atomics", "reason"}
+    known = {*WHERE, *NUMBERS, "atomics", "reason", "triton"}
     if unknown := sorted(set(entry) - known):
         raise ValueError(f"{unknown[0]!r} given, expected one of {', '.join(sorted(known))}")
     patterns = {}
@@ -124,6 +132,10 @@ def _expectation(number: int, entry: Mapping[str, Any]) -> Expectation:
     reason = entry.get("reason")
     if not isinstance(reason, str) or not reason.strip():
         raise ValueError(f"reason is {reason!r}, expected a sentence")
+    try:
+        triton = SpecifierSet(entry.get("triton", ""))
+    except (InvalidSpecifier, AttributeError):
+        raise ValueError(f"triton is {entry['triton']!r}, expected versions as '==3.6.*'") from None
     amounts = {name: _amount(name, entry[name]) for name in NUMBERS if name in entry}
     atomics = entry.get("atomics")
     if atomics is not None and (not isinstance(atomics, list) or not atomics):
@@ -133,6 +145,7 @@ def _expectation(number: int, entry: Mapping[str, Any]) -> Expectation:
     return Expectation(
         number=number,
         patterns=patterns,
+        triton=triton,
         amounts=amounts,
         atomics=None if atomics is None else frozenset(atomics),
         reason=reason.strip(),
@@ -153,25 +166,25 @@ def _amount(name: str, given: Any) -> Amount:
     return Amount(word=word, numbers=numbers)
 
 
-def _check(expectations: Sequence[Expectation], rows: Sequence[Mapping[str, str]], name: str) -> None:
-    """Every pattern must fit something, and no two entries may speak of the same."""
-    for one in expectations:
-        fitting = [row for row in rows if one.fits(row)]
-        for where in WHERE:
-            for pattern in one.patterns[where]:
-                if not any(fnmatchcase(row[where], pattern) for row in fitting):
-                    raise ValueError(f"{name}: expectation {one.number}: {where} {pattern!r} fits nothing")
+def _check_patterns(one: Expectation, rows: Sequence[Mapping[str, str]], name: str) -> None:
+    """Every pattern must fit something that the others fit, too."""
+    fitting = [row for row in rows if one.fits(row)]
+    for where in WHERE:
+        for pattern in one.patterns[where]:
+            if not any(fnmatchcase(row[where], pattern) for row in fitting):
+                raise ValueError(f"{name}: expectation {one.number}: {where} {pattern!r} fits nothing")
+
+
+def _check_overlap(expectations: Sequence[Expectation], rows: Sequence[Mapping[str, str]], name: str) -> None:
+    """No two may speak of the same."""
     for row in rows:
         spoken: dict[str, int] = {}
         for one in expectations:
-            if one.fits(row):
-                for subject in one.subjects:
-                    if subject in spoken:
-                        what = f"{row['arch']} {row['kernel']} {row['dtype']}"
-                        raise ValueError(
-                            f"{name}: expectations {spoken[subject]} and {one.number}: both {subject} of {what}"
-                        )
-                    spoken[subject] = one.number
+            for subject in one.subjects if one.fits(row) else ():
+                if subject in spoken:
+                    what = f"{subject} of {' '.join(row[where] for where in WHERE)}"
+                    raise ValueError(f"{name}: expectations {spoken[subject]} and {one.number} both tell {what}")
+                spoken[subject] = one.number
 
 
 def problems(row: Mapping[str, str], found: Mapping[str, Any], expectations: Iterable[Expectation]) -> list[str]:

@@ -39,8 +39,9 @@ class Job:
 Done = Callable[[Job, Sequence[Mapping[str, Any]]], None]
 
 
-def jobs(names: Mapping[str, Sequence[str]], *, size: int = JOB_SIZE) -> list[Job]:
-    """Divide the names of each architecture among jobs."""
+def jobs(names: Mapping[str, Sequence[str]], *, workers: int) -> list[Job]:
+    """Divide the names of each architecture among jobs, of which there are some for every worker if possible."""
+    size = max(1, min(JOB_SIZE, sum(map(len, names.values())) // workers))
     return [
         Job(architecture=architecture, names=tuple(some[i : i + size]))
         for architecture, some in names.items()
