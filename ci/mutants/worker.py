@@ -128,6 +128,11 @@ def _messages(job: Job, device: str, beat: Beat) -> Iterator[tuple[Any, ...]]:
             yield "attempt", _stillborn(seeds[0], problem)
             yield DONE
             return
+        if not _alive(device):
+            headline = "the device no longer answers after a simple call"
+            yield "attempt", Attempt(seed=seeds[0], outcome="killed", kind="crash", headline=headline)
+            yield LOST
+            return
         for seed in seeds:
             if settled(attempts, len(job.seeds)):
                 break

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from ci.mutants import command, mechanical, schedule
+from ci.mutants import command, mechanical, schedule, worker
 from ci.mutants.cache import Cache
 from ci.mutants.controls import CONTROLS
 from ci.mutants.hunter import Tally
@@ -261,6 +261,14 @@ def test_what_ends_a_worker_is_a_class_of_its_own(tmp_path, msda_device: str):
     assert rows["cannot be imported"]["standing"] == rows["does not compile"]["standing"] == "stillborn"
     # Somebody took over.
     assert rows["changes nothing"]["standing"] == "survived"
+
+
+def test_a_device_lost_in_the_first_call_is_a_crash(monkeypatch):
+    monkeypatch.setattr(worker, "_alive", lambda _: False)
+    job = worker.Job(subject=SAME, seeds=(3, 4))
+    (said, seed), (_, attempt), last = worker._messages(job, "cpu", lambda _: None)
+    assert (said, seed, last) == ("seed", 3, worker.LOST)
+    assert (attempt.seed, attempt.outcome, attempt.kind) == (3, "killed", "crash")
 
 
 def test_what_is_known_is_not_run_again(tmp_path, msda_device: str, monkeypatch):
