@@ -207,11 +207,11 @@ def make_plan(
 def measure(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     """Hunt all mutants of a plan and return their rows in its order."""
 
-    def job_of(mutant: Mutant) -> Job:
+    def jobs_of(mutant: Mutant) -> list[Job]:
         # A proof is not put to the vote: it is run, and shown.
         seeds = plan.seeds[:1] if mutant.equivalent else plan.seeds
         seconds = 0.0 if plan.edits else MINIMISE_SECONDS
-        return Job(subject=mutant, seeds=seeds, minimise_seconds=seconds, rounds=plan.rounds)
+        return [Job(subject=mutant, seeds=seeds, minimise_seconds=seconds, rounds=plan.rounds)]
 
     def row_of(mutant: Mutant, attempts: tuple[Attempt, ...], **more: Any) -> Row:
         edit = plan.edits.get(mutant.name, "")
@@ -219,24 +219,27 @@ def measure(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
             name=mutant.name, family=mutant.family, attempts=attempts, equivalent=mutant.equivalent, edit=edit, **more
         )
 
-    return _measure(plan.mutants, job_of, row_of, pool, cache, to, "mutants")
+    return _measure(plan.mutants, jobs_of, row_of, pool, cache, to, "mutants")
 
 
 def measure_controls(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     """Run all controls of a plan and return their rows in its order."""
+    rounds = schedule.rounds_for(plan.cases)
 
-    def job_of(control: Control) -> Job:
-        return Job(subject=control, seeds=plan.seeds[:1], cases=plan.cases)
+    def jobs_of(control: Control) -> list[Job]:
+        # A round is as much as one worker should be given at a time: all of them have something to do until the end.
+        seeds = range(plan.seeds[0], plan.seeds[0] + rounds)
+        return [Job(subject=control, seeds=(seed,), cases=-(-plan.cases // rounds)) for seed in seeds]
 
     def row_of(control: Control, attempts: tuple[Attempt, ...], **more: Any) -> Row:
         return Row(name=control.name, family="control", attempts=attempts, **more)
 
-    return _measure(plan.controls, job_of, row_of, pool, cache, to, "controls")
+    return _measure(plan.controls, jobs_of, row_of, pool, cache, to, "controls")
 
 
 def _measure(
     subjects: Sequence[Any],
-    job_of: Callable[[Any], Job],
+    jobs_of: Callable[[Any], list[Job]],
     row_of: Callable[..., Row],
     pool: Pool,
     cache: Cache,
@@ -244,32 +247,39 @@ def _measure(
     title: str,
 ) -> list[Row]:
     rows: dict[int, Row] = {}
-    jobs: list[Job] = []
-    places: list[int] = []
+    parts: list[dict[int, tuple[Attempt, ...]]] = [{} for _ in subjects]
+    waiting: list[tuple[int, int, Job]] = []
+
+    def come_in(place: int, part: int, attempts: tuple[Attempt, ...], *, of: int, **more: Any) -> None:
+        parts[place][part] = attempts
+        if len(parts[place]) == of:
+            whole = tuple(attempt for part in range(of) for attempt in parts[place][part])
+            rows[place] = row_of(subjects[place], whole, **more)
+            watch.finished(rows[place])
+
     with report.Watch(to, len(subjects), title) as watch:
+        jobs_by_place = [jobs_of(subject) for subject in subjects]
         for place, subject in enumerate(subjects):
             if subject.needs_gpu and pool.device.type == "cpu":
                 rows[place] = row_of(subject, (), not_run=subject.needs_gpu)
                 watch.finished(rows[place])
                 continue
-            job = job_of(subject)
-            known = _known(job, cache)
-            if known is None:
-                jobs.append(job)
-                places.append(place)
-                continue
-            rows[place] = row_of(subject, known, cached=True)
-            watch.finished(rows[place])
+            jobs = jobs_by_place[place]
+            known = [_known(job, cache) for job in jobs]
+            for part, (job, attempts) in enumerate(zip(jobs, known, strict=True)):
+                if attempts is None:
+                    waiting.append((place, part, job))
+                else:
+                    come_in(place, part, attempts, of=len(jobs), cached=None not in known)
 
         def done(number: int, attempts: tuple[Attempt, ...]) -> None:
-            place, job = places[number], jobs[number]
+            place, part, job = waiting[number]
             for attempt in attempts:
                 cache.put(_key(cache, job, attempt.seed), attempt)
-            rows[place] = row_of(subjects[place], attempts)
-            watch.finished(rows[place])
+            come_in(place, part, attempts, of=len(jobs_by_place[place]))
 
-        if jobs:
-            pool.run(jobs, done)
+        if waiting:
+            pool.run([job for _, _, job in waiting], done)
     return [rows[place] for place in range(len(subjects))]
 
 

@@ -178,18 +178,13 @@ class Hunt:
         return self._through(turns, tally)
 
     def run_cases(self, cases: int) -> Attempt:
-        """Give a control about so many cases, or more, unless one fails.
+        """Give a control one round of about so many cases, or more, unless one fails.
 
         Args:
             cases: to judge.
         """
         tally = Tally()
-        rounds = schedule.rounds_for(cases)
-        turns = (
-            (turn.load(), None, number, examples)
-            for number in range(rounds)
-            for turn, examples in schedule.shares(lambda: tally.judged, cases * (number + 1) // rounds)
-        )
+        turns = ((turn.load(), None, 0, examples) for turn, examples in schedule.shares(lambda: tally.judged, cases))
         return self._through(turns, tally)
 
     def _through(

@@ -113,12 +113,15 @@ class Row:
 
     @property
     def standing(self) -> Standing:
-        """Killed when more than half of the seeds kill it, so that the median of the examples is a number."""
+        """Killed when more than half of the seeds kill it, so that the median of the examples is a number.
+
+        A control is killed by one alarm.
+        """
         if self.not_run:
             return "not run"
         if any(attempt.outcome == "stillborn" for attempt in self.attempts):
             return "stillborn"
-        if 2 * len(self.kills) > len(self.attempts):
+        if 2 * len(self.kills) > len(self.attempts) or (self.family == "control" and self.kills):
             return "killed"
         return "equivalent" if self.equivalent else "survived"
 
@@ -129,9 +132,14 @@ class Row:
 
     @property
     def examples(self) -> float | None:
-        """Median number of examples to the kill over the seeds, None where it was not killed."""
+        """Median number of examples to the kill over the seeds, None where it was not killed.
+
+        For a control, those to its first alarm.
+        """
         if self.standing != "killed":
             return None
+        if self.family == "control":
+            return self.kills[0].examples
         # A seed that did not kill it would have needed more than it had.
         needed = [a.examples if a.outcome == "killed" else float("inf") for a in self.attempts]
         return statistics.median_low(needed)

@@ -138,10 +138,10 @@ def variant_of(
 
 
 def rounds_for(cases: int) -> int:
-    """Return how many rounds a control goes, each with another dtype cell.
+    """Return how many rounds a control goes, each with another seed and so with another dtype cell.
 
     Args:
-        cases: of one seed; few are spread over few dtype cells.
+        cases: of all rounds; few are spread over few dtype cells.
     """
     return max(1, min(len(CELLS), cases // sum(turn.examples for turn in TURNS)))
 
@@ -150,8 +150,8 @@ def shares(judged: Callable[[], int], goal: int) -> Iterator[tuple[Turn, int]]:
     """Go through one round of a control: each special property once, the general ones for what is left.
 
     Args:
-        judged: returns the cases of the control so far; a property may take fewer than it is given.
-        goal: cases of the control at the end of this round.
+        judged: returns the cases so far; a property may take fewer than it is given.
+        goal: cases at the end.
 
     Yields:
         A turn and its cases, never fewer than in the round of a mutant.

@@ -39,7 +39,7 @@ class Job:
         subject: whom to hunt.
         seeds: one hunt for each, in this order, until the others can change nothing.
         minimise_seconds: time to make the failing case of the first seed smaller.
-        cases: of a control, for all seeds alike.
+        cases: of a control, for each seed.
         rounds: of the schedule, for a mutant.
         before: attempts of a worker that did not come to the end.
     """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from ci.mutants import command, mechanical, schedule, worker
 from ci.mutants.cache import Cache
@@ -17,6 +18,7 @@ from ci.mutants.mutant import Control, Edit, Family, Mutant, edited_sources, ide
 from ci.mutants.pool import Pool
 from ci.mutants.results import Attempt, Row, Score, Size, settled
 from ci.mutants.zoo import MUTANTS, matching, named
+from properties.devices import Device
 from properties.variants import variants
 
 LAUNCH = "    start(getattr(kernels, kernel), plan.programs"
@@ -124,20 +126,42 @@ def test_rounds_go_through_the_cells_of_a_property():
 @pytest.mark.parametrize("taken", [1.0, 0.7])
 @pytest.mark.parametrize("cases", [1, 60, 600, 10_000])
 def test_controls_get_the_cases_asked_for(cases: int, taken: float):
-    rounds = schedule.rounds_for(cases)
     one_round = sum(turn.examples for turn in schedule.TURNS)
     special = sum(turn.examples for turn in schedule.TURNS if not turn.general)
-    tally, given_to_special = Tally(), 0
-    for number in range(rounds):
-        seen = []
-        for turn, examples in schedule.shares(lambda: tally.judged, cases * (number + 1) // rounds):
-            seen.append(turn)
-            # Some properties take fewer than they are given, the most general one never does.
-            tally.judged += examples if turn is schedule.TURNS[0] else int(examples * taken)
-            given_to_special += 0 if turn.general else examples
-        assert sorted(seen, key=schedule.TURNS.index) == list(schedule.TURNS)
+    tally, given_to_special, seen = Tally(), 0, []
+    for turn, examples in schedule.shares(lambda: tally.judged, cases):
+        seen.append(turn)
+        # Some properties take fewer than they are given, the most general one never does.
+        tally.judged += examples if turn is schedule.TURNS[0] else int(examples * taken)
+        given_to_special += 0 if turn.general else examples
+    assert sorted(seen, key=schedule.TURNS.index) == list(schedule.TURNS)
     assert cases <= tally.judged < cases + one_round + len(schedule.TURNS)
-    assert given_to_special == rounds * special
+    assert given_to_special == special
+
+
+@pytest.mark.parametrize(("cases", "rounds"), [(1, 1), (60, 1), (600, 5), (10_000, 10)])
+def test_controls_go_through_the_cells(cases: int, rounds: int, tmp_path):
+    options = argparse.Namespace(controls=True, only=[], mechanical=None, seeds=2, seed=5, cases=cases)
+    plan = command.make_plan(options, "cpu")
+    given = []
+
+    class Alarm(Pool):
+        def __init__(self) -> None:
+            self.device = Device(type="cuda")
+
+        def run(self, jobs, done):
+            given.extend(jobs)
+            for number, job in enumerate(jobs):
+                outcome = "killed" if number == 0 else "survived"
+                done(number, (Attempt(seed=job.seeds[0], outcome=outcome, examples=job.cases),))
+
+    rows = command.measure_controls(plan, Alarm(), Cache({}, folder=tmp_path), Console(quiet=True))
+    assert [(row.name, len(row.attempts)) for row in rows] == [(one.name, rounds) for one in CONTROLS]
+    assert [job.seeds for job in given[:rounds]] == [(5 + number,) for number in range(rounds)]
+    assert all(cases <= sum(attempt.examples for attempt in row.attempts) < cases + rounds for row in rows)
+    # One round of ten is enough for an alarm.
+    assert [row.standing for row in rows] == ["killed"] + ["survived"] * (len(CONTROLS) - 1)
+    assert rows[0].examples == given[0].cases
 
 
 # ---------------------------------------------------------------- what the figures mean
