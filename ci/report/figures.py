@@ -58,7 +58,8 @@ def histograms(points: Points) -> list[Panel]:
             outside += len(cloud) - len(inside)
             least = min(least, 1.0 / len(cloud))
             share = np.histogram(inside, edges)[0] / len(cloud)
-            axis.stairs(np.where(share > 0, share, np.nan), edges, color=svg.COLOURS[dtype], linewidth=1.6, baseline=None)
+            shown = np.where(share > 0, share, np.nan)
+            axis.stairs(shown, edges, color=svg.COLOURS[dtype], linewidth=1.6, baseline=None)
         _limit(axis)
         axis.set_yscale("log")
         axis.set_ylim(least / 1.6, 1.6)
@@ -157,9 +158,7 @@ def _points(axis: Any, x: Column, y: Column, colour: str) -> None:
     most = math.log1p(counts.max())
     steps = np.ceil(LEVELS * np.log1p(counts) / most).astype(int)
     for level in range(1, LEVELS + 1):
-        squares = [
-            (columns[i], rows[j], columns[i + 1], rows[j + 1]) for i, j in np.argwhere(steps == level)
-        ]
+        squares = [(columns[i], rows[j], columns[i + 1], rows[j + 1]) for i, j in np.argwhere(steps == level)]
         _rectangles(axis, squares, colour, alpha=level / LEVELS)
 
 
@@ -253,7 +252,7 @@ def _largest(values: Column) -> float:
 
 def trend(nights: Sequence[Night]) -> list[Panel]:
     """Draw cases, rate, largest error over bound, and faults over the runs."""
-    if len(nights) < 2:  # noqa: PLR2004 - a line has two ends
+    if len(nights) < 2:
         return []
     series: dict[str, list[float]] = {
         "cases": [float(night.cases) for night in nights],
@@ -299,7 +298,7 @@ def _round_ticks(axis: Any, top: float) -> None:
     step = 10.0 ** math.floor(math.log10(top))
     step = next(one for one in (step * 5, step * 2, step, step / 2) if top / one >= 1.4)
     ticks = np.arange(0.0, top + step / 100, step)
-    axis.set_yticks(ticks, [_brief(tick) for tick in ticks])
+    axis.set_yticks(ticks, [_brief(float(tick)) for tick in ticks])
 
 
 def _brief(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Reads what a run left behind. Only the header must be right; anything else that is missing or odd is left out, and told.
+"""Reads what a run left behind. Only the header must be right; what else is missing or odd is left out, and told.
 
 A report is read when something went wrong, so a damaged part must not take the rest with it.
 """

@@ -120,6 +120,4 @@ def _float(value: Any) -> float:
 
 def _cloud(values: array[float]) -> Cloud:
     ratio, error, magnitude, bound, likely, collisions = np.frombuffer(values).reshape(-1, len(COLUMNS) + 1).T.copy()
-    return Cloud(
-        ratio=ratio, error=error, magnitude=magnitude, bound=bound, likely=likely, collisions=collisions
-    )
+    return Cloud(ratio=ratio, error=error, magnitude=magnitude, bound=bound, likely=likely, collisions=collisions)

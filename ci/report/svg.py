@@ -61,7 +61,9 @@ def style() -> Iterator[None]:
         yield
 
 
-def axes(*, width: float, height: float, left: float = 40.0, bottom: float = 32.0, top: float = 16.0) -> tuple[Any, Any]:
+def axes(
+    *, width: float, height: float, left: float = 40.0, bottom: float = 32.0, top: float = 16.0
+) -> tuple[Any, Any]:
     """Return a figure and its axes, whose frame lies in the same place in every figure of that size.
 
     Args:
@@ -95,7 +97,9 @@ def inline(figure: Any, *, label: str, prefix: str) -> Markup:
     box = re.search(r'viewBox="([^"]*)"', text)
     assert box is not None
     body = text[text.index(">", text.index("<svg")) + 1 :]
-    body = re.sub(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(
+        r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL
+    )
     # Identifiers that nothing refers to only repeat from figure to figure.
     used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", body))
     body = re.sub(r' id="([^"]*)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", body)
@@ -107,4 +111,4 @@ def inline(figure: Any, *, label: str, prefix: str) -> Markup:
     body = re.sub(r"\s*\n\s*", "\n", body)
     start = f'<svg class="chart" viewBox="{box[1]}" role="img" aria-label="{escape(label)}">'
     # What matplotlib writes is SVG; every text in it comes from this package.
-    return Markup(start + body.strip())  # noqa: S704
+    return Markup(start + body.strip())

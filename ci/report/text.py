@@ -8,7 +8,7 @@ from typing import Any
 
 from .load import number
 
-NONE = "–"
+NONE = "\N{EN DASH}"
 
 
 def count(value: Any) -> str:

@@ -19,7 +19,7 @@ class Fault:
     """One fault, however often it was seen.
 
     Attributes:
-        property: node id of the test, without the variant.
+        test: node id of the property, without the variant.
         variant: dtype cell or other parameter, "" without one.
         output: what was wrong.
         kind: class of the failure.
@@ -32,7 +32,7 @@ class Fault:
         found: when it was seen first, in words.
     """
 
-    property: str
+    test: str
     variant: str
     output: str
     kind: str
@@ -47,7 +47,7 @@ class Fault:
     @property
     def title(self) -> str:
         """Property and variant in words."""
-        return text.title(self.property) + (f", {self.variant}" if self.variant else "")
+        return text.title(self.test) + (f", {self.variant}" if self.variant else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,8 @@ def device(nightly: Mapping[str, Any]) -> str:
     if not names:
         return {"cpu": "CPU", "cuda": "CUDA device"}.get(str(told.get("type")), str(told.get("type") or text.NONE))
     return ", ".join(
-        f"{names.count(name)} × {name}" if names.count(name) > 1 else name for name in dict.fromkeys(names)
+        f"{names.count(name)} \N{MULTIPLICATION SIGN} {name}" if names.count(name) > 1 else name
+        for name in dict.fromkeys(names)
     )
 
 
@@ -172,7 +173,7 @@ def _fault(entry: Mapping[str, Any]) -> Fault:
     if shards:
         found.append(f"in shard {', '.join(map(str, shards))}")
     return Fault(
-        property=str(entry.get("property", "")),
+        test=str(entry.get("property", "")),
         variant=str(entry.get("variant") or ""),
         output=str(entry.get("output") or ""),
         kind=str(entry.get("class") or "unknown class"),

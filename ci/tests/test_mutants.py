@@ -16,7 +16,7 @@ from ci.mutants.controls import CONTROLS
 from ci.mutants.hunter import Tally
 from ci.mutants.mutant import Control, Edit, Family, Mutant, edited_sources, identifier, one_edit
 from ci.mutants.pool import Pool
-from ci.mutants.results import Attempt, Row, Score, Size, settled
+from ci.mutants.results import Attempt, Outcome, Row, Score, Size, settled
 from ci.mutants.zoo import MUTANTS, matching, named
 from properties.devices import Device
 from properties.variants import variants
@@ -152,7 +152,7 @@ def test_controls_go_through_the_cells(cases: int, rounds: int, tmp_path):
         def run(self, jobs, done):
             given.extend(jobs)
             for number, job in enumerate(jobs):
-                outcome = "killed" if number == 0 else "survived"
+                outcome: Outcome = "killed" if number == 0 else "survived"
                 done(number, (Attempt(seed=job.seeds[0], outcome=outcome, examples=job.cases),))
 
     rows = command.measure_controls(plan, Alarm(), Cache({}, folder=tmp_path), Console(quiet=True))
