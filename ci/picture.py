@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from properties.casefile import CaseFile
+import torch
+
+from properties.casefile import CaseFile, evidence_from_dict
 from properties.trace import Sample, Trace, trace, worst_element, worst_elements
 from properties.verdict import INDICES, Evidence, element_at, level_of
 from properties.walk import Case
+from reference.inputs import Inputs
 
 MISSING = "picture: matplotlib is not installed; expected the extra 'report': pip install 'msda-verify[report]'"
 # What fits on a page.
@@ -35,29 +41,64 @@ def draw(case: CaseFile, walked: Case, path: Path) -> None:
     Raises:
         ValueError: matplotlib is not installed, or there is no element to draw.
     """
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 - an optional extra
-        from matplotlib.figure import Figure  # noqa: PLC0415
-    except ImportError:
-        raise ValueError(MISSING) from None
     element = worst_element(walked)
-    if not element.index:
-        raise ValueError(f"picture: {element.output} has no single wrong element to draw")
-    taken = trace(walked.inputs, element, most=MOST_SAMPLES)
-    levels = _levels(taken, walked)
-    # Figure draws with Agg or SVG by the name of the file, and touches no display.
-    with mpl.rc_context({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "msda", "axes.titlesize": 9}):
-        figure = Figure(figsize=(5.2 * (len(levels) + 0.95), 5.2), layout="constrained")
-        axes = figure.subplots(1, len(levels) + 1, squeeze=False, width_ratios=[1.0] * len(levels) + [0.95])[0]
-        for axis, level in zip(axes, levels, strict=False):
-            _draw_level(axis, level, taken, walked)
-        _draw_elements(axes[-1], element, walked)
-        figure.suptitle(_title(case, element), fontsize=10)
-        figure.supxlabel("\n" + _legend(taken), fontsize=8, color=SKIPPED)
+    with _style():
+        figure = _figure(case, element, walked.inputs, _differing(element, walked))
         path.parent.mkdir(parents=True, exist_ok=True)
         # Without the date the same case gives the same file.
         kind: dict[str, Any] = {"pil_kwargs": {"optimize": True}}
         figure.savefig(path, dpi=100, **({"metadata": {"Date": None}} if path.suffix.lower() == ".svg" else kind))
+
+
+def recorded(case: CaseFile) -> str:
+    """Draw the worst element of a case as its file tells it, without running the subject.
+
+    Args:
+        case: with evidence.
+
+    Returns:
+        An SVG document.
+
+    Raises:
+        ValueError: matplotlib is not installed, or there is no element to draw.
+    """
+    elements = [evidence_from_dict(plain) for plain in case.evidence]
+    element = next((one for one in elements if one.index and one.output in INDICES), None)
+    if element is None:
+        raise ValueError("picture: the case file has no single wrong element to draw")
+    written = io.StringIO()
+    with _style():
+        figure = _figure(case, element, case.recipe.build(torch.device("cpu")), [element])
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    return written.getvalue()
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    try:
+        import matplotlib as mpl  # noqa: PLC0415 - an optional extra
+    except ImportError:
+        raise ValueError(MISSING) from None
+    with mpl.rc_context({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "msda", "axes.titlesize": 9}):
+        yield
+
+
+def _figure(case: CaseFile, element: Evidence, inputs: Inputs, rows: Sequence[Evidence]) -> Any:
+    """Draw the levels of the samples behind one element, and some elements beside them."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - draws with Agg or SVG, and touches no display
+
+    if not element.index:
+        raise ValueError(f"picture: {element.output} has no single wrong element to draw")
+    taken = trace(inputs, element, most=MOST_SAMPLES)
+    levels = _levels(taken, inputs)
+    figure = Figure(figsize=(5.2 * (len(levels) + 0.95), 5.2), layout="constrained")
+    axes = figure.subplots(1, len(levels) + 1, squeeze=False, width_ratios=[1.0] * len(levels) + [0.95])[0]
+    for axis, level in zip(axes, levels, strict=False):
+        _draw_level(axis, level, taken, inputs)
+    _draw_elements(axes[-1], element, rows)
+    figure.suptitle(_title(case, element), fontsize=10)
+    figure.supxlabel("\n" + _legend(taken), fontsize=8, color=SKIPPED)
+    return figure
 
 
 def _title(case: CaseFile, element: Evidence) -> str:
@@ -72,22 +113,22 @@ def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.6g}"
 
 
-def _levels(taken: Trace, walked: Case) -> list[int]:
+def _levels(taken: Trace, inputs: Inputs) -> list[int]:
     """Levels to draw: those of the samples, by the size of what they add; that of the pixel for grad_value."""
     if taken.element.output == "grad_value":
-        return [level_of(taken.element.index[1], walked.inputs.levels)[0]]
+        return [level_of(taken.element.index[1], inputs.levels)[0]]
     return list(dict.fromkeys(sample.index[3] for sample in taken.samples))[:MOST_LEVELS]
 
 
-def _draw_level(axis: Any, level: int, taken: Trace, walked: Case) -> None:
+def _draw_level(axis: Any, level: int, taken: Trace, inputs: Inputs) -> None:
     """Draw one level: pixels as squares around their centres, samples as crosses."""
-    height, width = walked.inputs.levels[level]
+    height, width = inputs.levels[level]
     numbered = [(n, sample) for n, sample in enumerate(taken.samples, 1) if sample.index[3] == level]
     samples = [sample for _, sample in numbered]
-    (left, right), (top, bottom) = _window(samples, taken, walked, level)
+    (left, right), (top, bottom) = _window(samples, taken, inputs, level)
     _draw_pixels(axis, height, width, (left, right), (top, bottom))
     if taken.element.output == "grad_value":
-        _, row, column = level_of(taken.element.index[1], walked.inputs.levels)
+        _, row, column = level_of(taken.element.index[1], inputs.levels)
         _square(axis, row, column, "#f4a261", 0.6)
     shown = _apart(numbered)
     for number, sample in numbered:
@@ -130,17 +171,17 @@ def _legend(taken: Trace) -> str:
 
 
 def _window(
-    samples: list[Sample], taken: Trace, walked: Case, level: int
+    samples: list[Sample], taken: Trace, inputs: Inputs, level: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """The part of a level to draw: all of a small one, else what lies around the samples."""
     limits = []
     for axis in (0, 1):
-        size = walked.inputs.levels[level][1 - axis]
+        size = inputs.levels[level][1 - axis]
         low, high = -1.7, size + 0.7
         if high - low > LARGEST:
             marks = [min(max(s.at[axis], -1.0), float(size)) for s in samples if not math.isnan(s.at[axis])]
             if taken.element.output == "grad_value":
-                marks.append(float(level_of(taken.element.index[1], walked.inputs.levels)[2 - axis]))
+                marks.append(float(level_of(taken.element.index[1], inputs.levels)[2 - axis]))
             # The largest contribution comes first: what lies too far from it is left out.
             center = marks[0] if marks else 0.0
             near = [mark for mark in marks if abs(mark - center) <= LARGEST / 2 - MARGIN] or [center]
@@ -194,14 +235,18 @@ def _draw_sample(
     )
 
 
-def _draw_elements(axis: Any, element: Evidence, walked: Case) -> None:
-    """Draw the elements that differ most: what was expected, and what came."""
+def _differing(element: Evidence, walked: Case) -> list[Evidence]:
+    """The elements that differ most from what was expected; without a wrong one, those with the largest errors."""
     bounded = getattr(walked.expectation, element.output)
     observed = getattr(walked.observation, element.output)
     indices = worst_elements(bounded, observed, most=MOST_ELEMENTS)
     ratio = bounded.ratio(observed)
     rows = [element_at(element.output, index, observed, bounded, ratio) for index in indices]
-    shown = [row for row in rows if not row.ratio <= 1.0] or rows
+    return [row for row in rows if not row.ratio <= 1.0] or rows
+
+
+def _draw_elements(axis: Any, element: Evidence, shown: Sequence[Evidence]) -> None:
+    """Draw some elements: what was expected, and what came."""
     finite = [float(v) for row in shown for v in (row.expected, row.got) if math.isfinite(float(v))]
     for place, row in enumerate(shown):
         expected, got = float(row.expected), float(row.got)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,6 +165,33 @@ def evidence_to_dict(evidence: Evidence) -> dict[str, Any]:
     # Not a number that JSON has where it is infinite or NaN.
     plain["ratio"] = evidence.ratio if math.isfinite(evidence.ratio) else str(evidence.ratio)
     return plain | {"wrong": evidence.wrong, "elements": evidence.elements}
+
+
+def evidence_from_dict(plain: Mapping[str, Any]) -> Evidence:
+    """Read what `evidence_to_dict` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    from .verdict import Evidence  # noqa: PLC0415 - imports torch
+
+    try:
+        # Without an index a shape or a dtype was wrong, and the values are words.
+        value = float.fromhex if plain["index"] else str
+        return Evidence(
+            output=str(plain["output"]),
+            failure=plain["failure"],
+            index=tuple(map(int, plain["index"])),
+            expected=value(plain["expected"]),
+            got=value(plain["got"]),
+            bound=float.fromhex(plain["bound"]),
+            parts={str(name): float.fromhex(size) for name, size in dict(plain["parts"]).items()},
+            ratio=float(plain["ratio"]),
+            wrong=int(plain["wrong"]),
+            elements=int(plain["elements"]),
+        )
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"evidence cannot be read: {type(error).__name__}: {error}") from None
 
 
 def dump(plain: Any, *, indent: str = "") -> str:
