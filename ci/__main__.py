@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import conformance, probe, replay
+from . import STARTED, conformance, probe, replay
 from .codegen import command as codegen
 from .mutants import command as mutants
 from .nightly import command as nightly
@@ -60,15 +61,21 @@ COMMANDS = {
 }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command that was asked for."""
+def main(arguments: list[str] | None = None, *, began: float | None = None) -> int:
+    """Run the command that was asked for.
+
+    Args:
+        arguments: of the command line. Default: those of this process.
+        began: when its time began, by the monotonic clock. Default: now.
+    """
+    told = argparse.Namespace(began=time.monotonic() if began is None else began)
     parser = argparse.ArgumentParser(prog="python -m ci", description="Tools around the properties.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         command.add_arguments(commands.add_parser(name, help=command.help, description=command.help))
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(arguments, told)
     return COMMANDS[options.command].run(options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(began=STARTED))

@@ -108,9 +108,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _locked(options: argparse.Namespace, folder: Folder, here: Path) -> int:
-    began = time.monotonic()
     state = begin(options, folder)
-    clock = Clock(budget=state.budget, before=state.elapsed, began=began)
+    clock = Clock(budget=state.budget, before=state.elapsed, began=options.began)
     progress = Progress(folder, clock)
     progress.begin(state)
     supervisor = Supervisor(

@@ -32,14 +32,6 @@ CONTRACT = set(
     """.split()  # noqa: SIM905 - thirty names in quotes are harder to read
 )
 
-# Until the renderer is there, whole runs can be tested without it.
-STUB = """
-import sys, types
-report = types.ModuleType("ci.report")
-report.render = lambda folder, *, mutants, trend: (folder / "report.html").write_text(f"{mutants} {list(trend)}")
-sys.modules["ci.report"] = report
-"""
-
 
 @dataclass
 class Ran:
@@ -62,16 +54,11 @@ class Ran:
         return list(records(self.folder / "state" / "turns.jsonl"))
 
 
-def environment(folder: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     outer = ("PYTEST_", "TRITON_INTERPRET", "HYPOTHESIS", "COLUMNS", "MSDA_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
-    paths = [str(ROOT)]
-    if not (ROOT / "ci" / "report" / "command.py").exists():
-        (folder / "stub").mkdir(exist_ok=True)
-        (folder / "stub" / "sitecustomize.py").write_text(STUB)
-        paths.append(str(folder / "stub"))
     # On a CI machine Hypothesis would draw the same cases every night.
-    return clean | {"PYTHONPATH": os.pathsep.join(paths), "CI": "true"}
+    return clean | {"PYTHONPATH": str(ROOT), "CI": "true"}
 
 
 def command(folder: Path, report: str, budget: float, *options: str) -> list[str]:
@@ -87,7 +74,7 @@ def nightly(folder: Path, report: str, budget: float, *options: str) -> Ran:
     done = subprocess.run(
         command(folder, report, budget, *options),
         cwd=folder,
-        env=environment(folder),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=budget + 120,
@@ -142,7 +129,7 @@ def test_a_fault_is_found_made_small_told_once_and_replayed(tmp_path: Path):
     replayed = subprocess.run(
         [sys.executable, "-m", "ci", "replay", str(ran.folder / first["case"])],
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
@@ -156,7 +143,7 @@ def test_a_run_that_was_killed_goes_on_and_loses_nothing(tmp_path: Path):
     process = subprocess.Popen(
         command(tmp_path, "report", budget, *options),
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -210,7 +197,7 @@ def test_what_one_shard_finds_the_other_one_replays(tmp_path: Path):
     merged = subprocess.run(
         [sys.executable, "-m", "ci", "merge", "report 1", "report 2", "--report", "merged"],
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,
