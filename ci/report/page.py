@@ -74,7 +74,7 @@ def _fill(template: str, run: Run, **more: Any) -> str:
     columns, rows = tables.properties(run)
     shards = verdict.shards(run)
     return environment.get_template(template).render(
-        nightly=run.nightly,
+        subject=text.one_line(run.nightly.get("subject", text.NONE)),
         notes=run.notes,
         head=verdict.verdict(run),
         facts=verdict.facts(run),
@@ -98,7 +98,7 @@ def _fill(template: str, run: Run, **more: Any) -> str:
         score=scores.score(run),
         standings=scores.STANDINGS,
         nights=scores.trend(run),
-        none=text.NONE,
+        dash=text.NONE,
         **more,
     )
 

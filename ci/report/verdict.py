@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from . import text
 from .load import Run, listed, mapping, number, objects, whole
@@ -76,9 +76,10 @@ def verdict(run: Run) -> Verdict:
     """Sum the run up."""
     nightly, totals = run.nightly, mapping(run.nightly, "totals")
     said = nightly.get("verdict")
-    state: State = said if said in HEADINGS else "could not run"
+    known = isinstance(said, str) and said in HEADINGS
+    state: State = cast(State, said) if known else "could not run"
     reasons = tuple(text.one_line(reason) for reason in listed(nightly, "reasons"))
-    if said not in HEADINGS:
+    if not known:
         reasons = (f"verdict is {said!r}, expected one of {', '.join(map(repr, HEADINGS))}", *reasons)
     missed = below_floor(nightly)
     worst = listed(totals, "worst")

@@ -1,0 +1,1 @@
+"""Tests of the report: what is in it, what survives odd input, and how a browser shows it."""
