@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from reference.bounds import likely
 from reference.expect import Bounded, Expectation
 from reference.inputs import Inputs
 
@@ -65,10 +66,12 @@ class Worst:
     Attributes:
         expected: its exact value.
         bound: its largest admissible error.
+        likely: the error that it hardly ever exceeds; see `reference.bounds.likely`.
     """
 
     expected: float
     bound: float
+    likely: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +124,8 @@ def judge(
     for (name, _, bounded), ratio in zip(pairs, ratios, strict=True):
         if name in looked_up:
             at = ratio.argmax()
-            summary += [bounded.value.take(at), bounded.bound.take(at)]
+            summary += [bounded.value.take(at), bounded.bound.take(at), bounded.parts["arithmetic"].take(at)]
+            summary.append(_roundings(expectation, name, at))
     counts = expectation.contributions
     if counts is not None:
         most = counts.max() if counts.numel() else counts.new_zeros(())
@@ -129,8 +133,11 @@ def judge(
     largest = torch.stack(summary).tolist() if summary else []
     collisions = int(largest.pop()) if counts is not None else 0
     largest, numbers = largest[: len(pairs)], largest[len(pairs) :]
-    at_worst = zip(looked_up, numbers[::2], numbers[1::2], strict=True)
-    worst_elements = {name: Worst(expected=expected, bound=bound) for name, expected, bound in at_worst}
+    at_worst = zip(looked_up, numbers[::4], numbers[1::4], numbers[2::4], numbers[3::4], strict=True)
+    worst_elements = {
+        name: Worst(expected=expected, bound=bound, likely=bound - arithmetic + likely(arithmetic, roundings))
+        for name, expected, bound, arithmetic, roundings in at_worst
+    }
     for (name, observed, bounded), ratio, worst in zip(pairs, ratios, largest, strict=True):
         if not worst <= 1.0:
             evidence.append(_worst_element(name, observed, bounded, ratio))
@@ -141,6 +148,15 @@ def judge(
         evidence=tuple(evidence),
         worst=worst_elements,
     )
+
+
+def _roundings(expectation: Expectation, output: str, at: Tensor) -> Tensor:
+    """Successive roundings behind one element, 0 where it is not known."""
+    count = expectation.roundings.get(output, 0)
+    if isinstance(count, Tensor):
+        # Of a pixel, for all of its channels.
+        return count.take(at // (expectation.grad_value or expectation.out).value.shape[-1]).double()
+    return torch.full((), float(count), dtype=torch.float64, device=at.device)
 
 
 def _form(name: str, observed: Tensor | None, bounded: Bounded) -> Evidence | None:

@@ -13,6 +13,9 @@ from .bounds import NATIVE_UNDERFLOW, Rounding, Terms
 from .float64 import Chunk
 from .model import OVERFLOW, UNIT_ROUNDOFF
 
+# Of a contribution, before it is added to others.
+CONTRIBUTION_ROUNDINGS = 5
+
 
 class GradValueSums:
     """Accumulates over chunks, per pixel row and channel, what the bound of grad_value needs.
@@ -67,7 +70,9 @@ class GradValueSums:
         """
         _, magnitude, drift, tiny = self.split()
         rounding = self.rounding
-        computed = (magnitude + drift) * (1.0 + rounding.gamma(5)) + 2.0 * rounding.underflow * tiny
+        computed = (magnitude + drift) * (
+            1.0 + rounding.gamma(CONTRIBUTION_ROUNDINGS)
+        ) + 2.0 * rounding.underflow * tiny
         if rounding.native:
             half = UNIT_ROUNDOFF[rounding.value_dtype]
             lost = self.count.unsqueeze(-1).double() * NATIVE_UNDERFLOW[rounding.value_dtype]
@@ -85,7 +90,7 @@ class GradValueSums:
         rounding = self.rounding
         count = self.count.unsqueeze(-1).double()
         reach = magnitude + drift
-        gamma = rounding.gamma(5)
+        gamma = rounding.gamma(CONTRIBUTION_ROUNDINGS)
         flushed = 2.0 * rounding.underflow * tiny
         if rounding.native:
             half = UNIT_ROUNDOFF[rounding.value_dtype]

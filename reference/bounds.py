@@ -12,6 +12,7 @@ query, D channels, S = sum of w |v|, ex and ey coordinate errors.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -30,6 +31,8 @@ REFERENCE_ERROR = 1.0 + 2.0**-20
 # Twice for float64 kernels: the reference is no more accurate than they are. (Coordinate errors are doubled at their
 # source.)
 FLOAT64_REFERENCE_ERROR = 2.0
+# Of the probabilistic bound: it fails with a probability of the order of exp(-18) for each sum.
+LAMBDA = 6.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +208,36 @@ class SampleErrors:
         return None
 
 
+def likely(arithmetic: float, roundings: float) -> float:
+    """Return what the error from roundings hardly ever exceeds: lambda sqrt(k) u sum |t| where k u sum |t| is proven.
+
+    Higham and Mary 2019, with lambda = 6; for roundings that are independent and of mean zero, which they need not be.
+    For pictures, never for a verdict.
+
+    Args:
+        arithmetic: proven.
+        roundings: k, successive ones.
+    """
+    return arithmetic * min(1.0, LAMBDA / math.sqrt(roundings)) if roundings > 0.0 else arithmetic
+
+
+def out_roundings(samples: int, arithmetic: Arithmetic) -> int:
+    """Return k of the output's bound.
+
+    Args:
+        samples: P, of one query and head.
+        arithmetic: the kernel's declaration.
+    """
+    form = "flat" if arithmetic.corner_sum == "flat" else arithmetic.interpolation
+    flat = 4 * samples + 4
+    return {"flat": flat, "weights": samples + 7, "difference": flat, "lerp": samples + 1}[form]
+
+
+def gradient_roundings(channels: int) -> int:
+    """Return k of the bounds of grad_sampling_locations and grad_attention_weights: sums over D channels."""
+    return channels + 7
+
+
 def out(errors: SampleErrors) -> Terms:
     """Bound the output: gamma_k (A + ...) + sum |a| D with k = P + 7 for nested sums, 4 P + 4 for flat ones.
 
@@ -213,10 +246,7 @@ def out(errors: SampleErrors) -> Terms:
     """
     chunk, rounding = errors.chunk, errors.rounding
     samples = chunk.weight.shape[1]
-    form = "flat" if rounding.arithmetic.corner_sum == "flat" else rounding.arithmetic.interpolation
-    flat = 4 * samples + 4
-    roundings = {"flat": flat, "weights": samples + 7, "difference": flat, "lerp": samples + 1}[form]
-    per_sample = rounding.gamma(roundings) * errors.magnitude_reach
+    per_sample = rounding.gamma(out_roundings(samples, rounding.arithmetic)) * errors.magnitude_reach
     if errors.form is not None:
         per_sample = per_sample + errors.form
     weight = chunk.weight
@@ -255,7 +285,7 @@ def grad_attention_weights(errors: SampleErrors) -> Terms:
         magnitudes.append(errors.form)
     sums = chunk.against_grad(torch.stack(magnitudes, dim=2), absolute=True)
     reach, across = sums[..., 0], sums[..., 1]
-    arithmetic = rounding.gamma(chunk.grad.shape[-1] + 7) * reach
+    arithmetic = rounding.gamma(gradient_roundings(chunk.grad.shape[-1])) * reach
     if errors.form is not None:
         arithmetic = arithmetic + sums[..., 2]
     live = chunk.stencil.live
@@ -310,7 +340,7 @@ def grad_sampling_locations(errors: SampleErrors) -> Terms:
     other = chunk.stencil.error.flip(-1).unsqueeze(-1)
     absolute = chunk.weight.abs()
     scale = (chunk.size * absolute.unsqueeze(-1)).unsqueeze(-1)
-    gamma = rounding.gamma(chunk.grad.shape[-1] + 7)
+    gamma = rounding.gamma(gradient_roundings(chunk.grad.shape[-1]))
     live = chunk.stencil.live
     tiny = (live.double() * (1.0 + absolute) * _one_plus_grad(chunk, 8.0 + 3.0 * errors.window_sum)).unsqueeze(-1)
     underflow = rounding.underflow * (1.0 + chunk.size) * tiny

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from . import bounds, exact
-from .accumulation import GradValueSums
+from .accumulation import CONTRIBUTION_ROUNDINGS, GradValueSums
 from .bounds import REFERENCE_ERROR, Rounding, SampleErrors, Terms
 from .float64 import chunks
 from .inputs import Inputs
@@ -78,6 +79,7 @@ class Expectation:
         grad_attention_weights: (B, Q, M, L, K).
         contributions: (B, S, M) int64, samples that may contribute to each pixel of grad_value.
         magnitude: (B, S, M, D) float64, largest sum of |contributions| to each element of grad_value.
+        roundings: successive roundings behind the arithmetic part of each output's bound; for grad_value (B, S, M).
     """
 
     out: Bounded
@@ -86,6 +88,7 @@ class Expectation:
     grad_attention_weights: Bounded | None = None
     contributions: Tensor | None = None
     magnitude: Tensor | None = None
+    roundings: Mapping[str, int | Tensor] = field(default_factory=dict)
 
 
 def expect(
@@ -135,8 +138,9 @@ def expect(
     bounded_out = _store(out.reshape(out_shape), inputs.value.dtype, rounding)
     if rational:
         bounded_out = _with_value(bounded_out, exact.forward(inputs))
+    roundings: dict[str, int | Tensor] = {"out": bounds.out_roundings(samples, arithmetic)}
     if not gradients:
-        return Expectation(out=bounded_out)
+        return Expectation(out=bounded_out, roundings=roundings)
     bounded_value = _store(
         grad_value.terms().reshape(inputs.value.shape),
         inputs.value.dtype,
@@ -151,13 +155,17 @@ def expect(
         two = second[..., 0].reshape(inputs.locations.shape)
         bounded_locations = _with_value(bounded_locations, true.locations_right, two=two)
         bounded_weights = _with_value(bounded_weights, true.weights)
+    counts = grad_value.count.reshape(inputs.batch, inputs.pixels, inputs.heads)
+    across_channels = bounds.gradient_roundings(inputs.channels)
+    roundings |= {"grad_sampling_locations": across_channels, "grad_attention_weights": across_channels}
     return Expectation(
         out=bounded_out,
         grad_value=bounded_value,
         grad_sampling_locations=bounded_locations,
         grad_attention_weights=bounded_weights,
-        contributions=grad_value.count.reshape(inputs.batch, inputs.pixels, inputs.heads),
+        contributions=counts,
         magnitude=grad_value.magnitude().reshape(inputs.value.shape) * REFERENCE_ERROR,
+        roundings=roundings | {"grad_value": counts + CONTRIBUTION_ROUNDINGS},
     )
 
 

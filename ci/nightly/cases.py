@@ -42,6 +42,9 @@ def case_line(head: str, at: float, ratio: Mapping[str, float], worst: Mapping[s
         parts.append(f'"e":{{{_object(error)}}}')
         parts.append(f'"m":{{{_object({name: abs(one.expected) for name, one in worst.items()})}}}')
         parts.append(f'"b":{{{_object({name: one.bound for name, one in worst.items()})}}}')
+        # Mostly it is the bound.
+        less = {name: one.likely for name, one in worst.items() if one.likely < one.bound}
+        parts += [f'"q":{{{_object(less)}}}'] if less else []
     return ",".join(parts) + f',"c":{collisions}}}\n'
 
 

@@ -110,8 +110,12 @@ def _rows(case: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
     """One row for each output of a case. Raises what a line of another shape raises."""
     collisions = _float(case.get("c"))
     parts = [case.get(key) or {} for key in COLUMNS]
+    *_, bounds, likely = parts
     for output in parts[0]:
-        yield str(output), [*(_float(part.get(output)) for part in parts), collisions]
+        row = [_float(part.get(output)) for part in parts]
+        # It is told only where it is less than what is proven.
+        row[-1] = _float(likely.get(output, bounds.get(output)))
+        yield str(output), [*row, collisions]
 
 
 def _float(value: Any) -> float:

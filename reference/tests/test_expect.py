@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from reference.bounds import likely
 from reference.expect import Bounded, expect
 from reference.inputs import Inputs
 from reference.model import Arithmetic
@@ -161,3 +162,35 @@ def test_too_coarse_coordinates_are_refused():
     inputs = inputs_with([[0.5, 0.5]], width=2000, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"arithmetic: coordinates .* 2000 pixels wide"):
         expect(inputs, Arithmetic(coordinate_dtype="storage"))
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_every_output_tells_how_many_roundings_are_behind_it(output: str):
+    expectation = expect(random_inputs())
+    roundings, bounded = expectation.roundings[output], getattr(expectation, output)
+    if output == "grad_value":
+        assert isinstance(roundings, torch.Tensor)
+        assert roundings.shape == bounded.value.shape[:-1]
+        assert expectation.contributions is not None
+        assert torch.equal(roundings, expectation.contributions + 5)
+    else:
+        # P samples of 2 levels and 4 points, or D = 6 channels.
+        assert roundings == {"out": 8 + 7}.get(output, 6 + 7)
+
+
+def test_the_probabilistic_bound_holds_for_sums_in_float32_and_is_below_the_proven_one():
+    generator = torch.Generator().manual_seed(3)
+    for n in (64, 1024, 4096):
+        terms = torch.rand(400, n, generator=generator) - 0.5
+        total = torch.zeros(400)
+        for term in terms.unbind(1):
+            total += term
+        error = (total.double() - terms.double().sum(1)).abs()
+        proven = (n - 1) * 2.0**-24 * terms.double().abs().sum(1)
+        probable = torch.tensor([likely(one, n - 1) for one in proven.tolist()], dtype=torch.float64)
+        assert torch.all(error <= probable)
+        assert torch.all(probable < proven)
+    assert likely(1.0, 36) == 1.0
+    assert likely(1.0, 144) == 0.5
+    # Nothing is known of how it came about.
+    assert likely(1.0, 0) == 1.0

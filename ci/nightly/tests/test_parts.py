@@ -61,7 +61,10 @@ def test_earlier_sessions_have_used_their_time():
 
 def test_a_line_is_json_whatever_the_numbers():
     ratio = {"out": 0.12345678, "grad_value": math.nan, "run to run": math.inf}
-    worst = {"out": Worst(expected=-2.0, bound=1e-7), "grad_value": Worst(expected=math.inf, bound=math.inf)}
+    worst = {
+        "out": Worst(expected=-2.0, bound=1e-7, likely=2e-8),
+        "grad_value": Worst(expected=math.inf, bound=math.inf, likely=math.inf),
+    }
     line = case_line(head_of("t.py::test", 'odd "name"', "gw0"), 12.34, ratio, worst, 7)
     assert line.endswith("}\n")
     assert json.loads(line) == {
@@ -73,6 +76,7 @@ def test_a_line_is_json_whatever_the_numbers():
         "e": {"out": 1.235e-8},
         "m": {"out": 2.0, "grad_value": "inf"},
         "b": {"out": 1e-7, "grad_value": "inf"},
+        "q": {"out": 2e-8},
         "c": 7,
     }
     assert set(json.loads(case_line("{", 0.0, {}, {}, 0))) == {"t", "r", "c"}
@@ -81,7 +85,7 @@ def test_a_line_is_json_whatever_the_numbers():
 def test_a_line_costs_less_than_a_hundredth_of_a_case(tmp_path: Path):
     outputs = ("out", "grad_value", "grad_sampling_locations", "grad_attention_weights")
     ratio = dict.fromkeys(outputs, 0.37)
-    worst = dict.fromkeys(outputs, Worst(expected=1.25, bound=3e-7))
+    worst = dict.fromkeys(outputs, Worst(expected=1.25, bound=3e-7, likely=1e-7))
     file, seen, head = CaseFile(tmp_path / "cases.jsonl"), Combinations(), head_of("p.py::test", "float32", "gw0")
     classes = [f"class: {number}" for number in range(30)]
     seen.begin("test")

@@ -29,7 +29,7 @@ def case_file(folder: Path, found: Recipe) -> str:
     """Write the case file of a fault; return its path below the folder."""
     element = Evidence(
         output="out",
-        failure="bound",
+        failure="out of bound",
         index=(0, 0, 0),
         expected=0.5,
         got=0.75,
