@@ -124,7 +124,10 @@ def judge(
     for (name, _, bounded), ratio in zip(pairs, ratios, strict=True):
         if name in looked_up:
             at = ratio.argmax()
-            summary += [bounded.value.take(at), bounded.bound.take(at), bounded.parts["arithmetic"].take(at)]
+            # Bounds of other kinds, as those of an exact lattice, have no part that is likely to be smaller.
+            arithmetic = bounded.parts.get("arithmetic")
+            summary += [bounded.value.take(at), bounded.bound.take(at)]
+            summary.append(summary[-1].new_zeros(()) if arithmetic is None else arithmetic.take(at))
             summary.append(_roundings(expectation, name, at))
     counts = expectation.contributions
     if counts is not None:
