@@ -17,9 +17,7 @@ from properties.strategies import recipes
 from properties.verdict import PropertyFailed, judge, story
 from reference.expect import expect
 from reference.inputs import Inputs
-from reference.model import Arithmetic
 from reference.reach import reach
-from reference.stencil import LevelTable, coordinate_error
 
 # One row (entry, query, head) of so many is given an infinite gradient.
 INFINITE_ROWS = 3
@@ -77,7 +75,8 @@ def check_infinite(harness: Harness, recipe: Recipe) -> None:
     given = dataclasses.replace(inputs, grad_output=grad.view(inputs.grad_output.shape))
     with harness.clock("reference"):
         expectation = expect(inputs, subject.arithmetic)
-        samples = hit[..., None, None] & reach(inputs, subject.arithmetic).live
+        reached = reach(inputs, subject.arithmetic)
+        samples = hit[..., None, None] & reached.live
         elsewhere = torch.where(hit[..., None, None, None], inputs.locations, torch.nan)
         pixels = reach(dataclasses.replace(inputs, locations=elsewhere), subject.arithmetic).pixels
     # NumPy, behind Triton's interpreter, warns of 0 times infinity, which is then selected away.
@@ -102,18 +101,9 @@ def check_infinite(harness: Harness, recipe: Recipe) -> None:
     if observation.grad_attention_weights is not None:
         bounded = expectation.grad_attention_weights
         assert bounded is not None
-        certain = samples & between_centres(inputs, subject.arithmetic) & ~bounded.hazard
-        require_infinite(observation.grad_attention_weights, certain, inputs, channel)
-
-
-def between_centres(inputs: Inputs, arithmetic: Arithmetic) -> Tensor:
-    """Return the samples none of whose four factors can be exactly 0: 0 times infinity is NaN by IEEE."""
-    table = LevelTable.of(inputs)
-    locations = inputs.locations.double().flatten(3, 4)
-    error = coordinate_error(locations, table, inputs.value.dtype, inputs.locations.dtype, arithmetic)
-    place = locations * table.size - 0.5
-    fraction = place - place.floor()
-    return ((fraction > 2 * error) & (1.0 - fraction > 2 * error)).all(-1).view(inputs.weights.shape)
+        # 0 times infinity is NaN by IEEE: nothing is asked where a factor may be 0.
+        required = samples & reached.certain & ~bounded.hazard
+        require_infinite(observation.grad_attention_weights, required, inputs, channel)
 
 
 def require_infinite(got: Tensor, where: Tensor, inputs: Inputs, channel: int) -> None:

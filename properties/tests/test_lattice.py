@@ -201,3 +201,13 @@ def test_json_refusals(change: dict, message: str):
 def test_numbers_off_the_lattice_have_no_budget():
     with pytest.raises(ValueError, match="patterns that are not on a lattice"):
         lattice_budget(simple(value="normal"))
+
+
+def test_the_worst_element_is_told_where_nothing_may_round():
+    inputs = simple().build()
+    expectation = expect_exactly(inputs)
+    verdict = judge(emulated(inputs, Arithmetic(), np.random.default_rng(0)), expectation, details=True)
+    assert verdict.evidence == ()
+    assert {name: (one.bound, one.likely) for name, one in verdict.worst.items()} == dict.fromkeys(
+        ("out", "grad_value", "grad_sampling_locations", "grad_attention_weights"), (0.0, 0.0)
+    )

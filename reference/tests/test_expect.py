@@ -164,6 +164,33 @@ def test_too_coarse_coordinates_are_refused():
         expect(inputs, Arithmetic(coordinate_dtype="storage"))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "x", "live", "certain"),
+    [
+        (torch.float64, 31, 0.5, True, False),  # on a pixel centre: one factor is 0
+        (torch.float64, 31, 0.51, True, True),
+        (torch.float64, 31, -0.02, False, False),
+        # x_im = -1.0000000000000004 and 3.000000000000001: outside by less than a rounding. The shipped kernels
+        # rightly returned 0 there, and were once asked for an infinity.
+        (torch.float64, 31, -0.016129032258064526, True, False),
+        (torch.float64, 3, 1.166666666666667, True, False),
+        (torch.float64, 31, -0.0161290322580644, True, True),
+        # x_im = -2^-25: the fraction 1 - 2^-25 is rounded to 1 in float32, and the other factor to 0.
+        (torch.float32, 1, 0.5 - 2.0**-25, True, False),
+        (torch.float32, 1, 0.5 - 2.0**-20, True, True),
+        (torch.float32, 4, float("nan"), False, False),
+        (torch.float32, 4, 1e30, False, False),
+    ],
+)
+def test_samples_that_every_kernel_takes(dtype: torch.dtype, width: int, x: float, live: bool, certain: bool):
+    for swap in (False, True):
+        # The other axis is between two centres.
+        where, sides = ([0.4, x], (2, width)) if swap else ([x, 0.4], (width, 2))
+        inputs = inputs_with([where], width=sides[0], height=sides[1], dtype=dtype)
+        found = reach(inputs)
+        assert (bool(found.live), bool(found.certain)) == (live, certain)
+
+
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_every_output_tells_how_many_roundings_are_behind_it(output: str):
     expectation = expect(random_inputs())
