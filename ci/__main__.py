@@ -1,18 +1,18 @@
-"""Commands: `python -m ci COMMAND`."""
+"""Commands: `python -m ci COMMAND`.
+
+Only the one that was asked for is imported: some import torch, and triton must not be imported before it is known
+whether its interpreter is wanted.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import STARTED, conformance, probe, replay
-from .codegen import command as codegen
-from .mutants import command as mutants
-from .nightly import command as nightly
-from .nightly import merge
+from . import STARTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,44 +20,26 @@ class Command:
     """One command.
 
     Attributes:
+        module: has `add_arguments(parser)` and `run(options)`, which returns the exit status.
         help: what it does, in a line.
-        add_arguments: adds its options to a parser.
-        run: runs it and returns the exit status.
     """
 
+    module: str
     help: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
 
 
 COMMANDS = {
     "codegen": Command(
-        help="compile the kernels without a GPU and check their machine code",
-        add_arguments=codegen.add_arguments,
-        run=codegen.run,
+        module="ci.codegen.command", help="compile the kernels without a GPU and check their machine code"
     ),
-    "conformance": Command(
-        help="report how a subject does on every property and dtype",
-        add_arguments=conformance.add_arguments,
-        run=conformance.run,
-    ),
-    "merge": Command(
-        help="make one report of those of several nightly runs", add_arguments=merge.add_arguments, run=merge.run
-    ),
-    "mutants": Command(
-        help="measure how many wrong kernels the properties catch", add_arguments=mutants.add_arguments, run=mutants.run
-    ),
+    "conformance": Command(module="ci.conformance", help="report how a subject does on every property and dtype"),
+    "merge": Command(module="ci.nightly.merge", help="make one report of those of several nightly runs"),
+    "mutants": Command(module="ci.mutants.command", help="measure how many wrong kernels the properties catch"),
     "nightly": Command(
-        help="draw cases for all properties until a time is spent, and report",
-        add_arguments=nightly.add_arguments,
-        run=nightly.run,
+        module="ci.nightly.command", help="draw cases for all properties until a time is spent, and report"
     ),
-    "probe": Command(
-        help="find out what a subject can do and write its declaration",
-        add_arguments=probe.add_arguments,
-        run=probe.run,
-    ),
-    "replay": Command(help="check recorded cases again", add_arguments=replay.add_arguments, run=replay.run),
+    "probe": Command(module="ci.probe", help="find out what a subject can do and write its declaration"),
+    "replay": Command(module="ci.replay", help="check recorded cases again"),
 }
 
 
@@ -69,12 +51,18 @@ def main(arguments: list[str] | None = None, *, began: float | None = None) -> i
         began: when its time began, by the monotonic clock. Default: now.
     """
     told = argparse.Namespace(began=time.monotonic() if began is None else began)
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="python -m ci", description="Tools around the properties.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.help, description=command.help))
-    options = parser.parse_args(arguments, told)
-    return COMMANDS[options.command].run(options)
+    asked = {name: commands.add_parser(name, help=one.help, description=one.help) for name, one in COMMANDS.items()}
+    name = next((argument for argument in arguments if argument in COMMANDS), None)
+    if name is None:
+        parser.parse_args(arguments)
+        parser.error("no command given")
+    module = importlib.import_module(COMMANDS[name].module)
+    module.add_arguments(asked[name])
+    status: int = module.run(parser.parse_args(arguments, told))
+    return status
 
 
 if __name__ == "__main__":
