@@ -28,6 +28,7 @@ SOME = [
     if 0 < value + locations + weights < 3
 ]
 VALUE_ALONE = (True, False, False)
+SAMPLES_ALONE = (False, True, True)
 GRADIENTS = ("grad_value", "grad_sampling_locations", "grad_attention_weights")
 FLOAT32 = next(cell for cell in CELLS if cell.name == "float32")
 
@@ -51,8 +52,10 @@ def check_some_gradients(harness: Harness, recipe: Recipe) -> None:
 def ways(subject: Subject, seed: int) -> Iterator[tuple[Wanted, Subject]]:
     """Yield which gradients to ask for, and the subject told how to add them up.
 
-    Another way to add up may have a path of its own for value alone, so that is asked for in every case.
+    Another way to add up may have a path of its own for value alone, so that is asked for in every case. So are the
+    gradients of both operands of a sample: whoever writes that of value all the same has no memory for it.
     """
+    yield SAMPLES_ALONE, subject.varied(seed)
     yield SOME[seed % len(SOME)], subject.varied(seed // len(SOME))
     for other in subject.determinisms[1:]:
         yield VALUE_ALONE, subject.with_determinism(other)

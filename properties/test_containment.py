@@ -14,9 +14,10 @@ from properties.harness import Harness
 from properties.memory import poisoned
 from properties.recipe import Recipe
 from properties.strategies import recipes
-from properties.verdict import PropertyFailed, judge, story
+from properties.verdict import INDICES, PropertyFailed, judge, level_of, story
 from reference.expect import expect
 from reference.inputs import Inputs
+from reference.model import Arithmetic
 from reference.reach import reach
 
 # One row (entry, query, head) of so many is given an infinite gradient.
@@ -66,7 +67,11 @@ def check_infinite(harness: Harness, recipe: Recipe) -> None:
     """Make some elements of grad_output infinite; judge what they cannot reach, and the sign of what they must."""
     built = recipe.build(harness.device)
     inputs = dataclasses.replace(built, value=built.value.abs().clamp_min(LEAST_VALUE))
-    subject = harness.subject.varied(recipe.seed)
+    # Another way to add up is a path of its own: half of the cases take it, whichever rows are infinite.
+    others = harness.subject.determinisms[1:]
+    half, subject = recipe.seed // INFINITE_ROWS, harness.subject
+    if others and half % 2:
+        subject = subject.with_determinism(others[half // 2 % len(others)])
     channel = recipe.seed % recipe.channels
     row = torch.arange(inputs.weights[..., 0, 0].numel(), device=harness.device).view(inputs.weights.shape[:3])
     hit = (row + recipe.seed) % INFINITE_ROWS == 0
@@ -77,8 +82,10 @@ def check_infinite(harness: Harness, recipe: Recipe) -> None:
         expectation = expect(inputs, subject.arithmetic)
         reached = reach(inputs, subject.arithmetic)
         samples = hit[..., None, None] & reached.live
-        elsewhere = torch.where(hit[..., None, None, None], inputs.locations, torch.nan)
-        pixels = reach(dataclasses.replace(inputs, locations=elsewhere), subject.arithmetic).pixels
+        pixels = reached_by(samples, inputs, subject.arithmetic)
+        # Positive factors of an infinite gradient, none of which may be or come out as 0, which times infinity is NaN.
+        sure = samples & reached.certain & (inputs.weights.double() >= LEAST_VALUE)
+        sums = reached_by(sure, inputs, subject.arithmetic) & ~reached_by(samples & ~sure, inputs, subject.arithmetic)
     # NumPy, behind Triton's interpreter, warns of 0 times infinity, which is then selected away.
     with harness.clock("subject"), np.errstate(invalid="ignore"):
         observation = subject.observe(given)
@@ -101,23 +108,39 @@ def check_infinite(harness: Harness, recipe: Recipe) -> None:
     if observation.grad_attention_weights is not None:
         bounded = expectation.grad_attention_weights
         assert bounded is not None
-        # 0 times infinity is NaN by IEEE: nothing is asked where a factor may be 0.
         required = samples & reached.certain & ~bounded.hazard
-        require_infinite(observation.grad_attention_weights, required, inputs, channel)
+        require_infinite("grad_attention_weights", observation.grad_attention_weights, required, inputs, channel)
+    if observation.grad_value is not None:
+        bounded = expectation.grad_value
+        assert bounded is not None
+        required = sums & ~bounded.hazard[..., channel]
+        require_infinite("grad_value", observation.grad_value[..., channel], required, inputs, channel)
 
 
-def require_infinite(got: Tensor, where: Tensor, inputs: Inputs, channel: int) -> None:
-    """Raise unless the gradients of these weights are positive and infinite."""
+def reached_by(samples: Tensor, inputs: Inputs, arithmetic: Arithmetic) -> Tensor:
+    """Return the pixels that these samples alone may read."""
+    elsewhere = torch.where(samples.unsqueeze(-1), inputs.locations, torch.nan)
+    return reach(dataclasses.replace(inputs, locations=elsewhere), arithmetic).pixels
+
+
+def require_infinite(output: str, got: Tensor, where: Tensor, inputs: Inputs, channel: int) -> None:
+    """Raise unless these elements are positive and infinite."""
     wrong = where & (got != torch.inf)
     if not bool(wrong.any()):
         return
-    sample = tuple(int(i) for i in wrong.nonzero()[0])
-    x, y = (float(v) for v in inputs.locations[sample].double())
-    height, width = inputs.levels[sample[3]]
+    at = tuple(int(i) for i in wrong.nonzero()[0])
+    if output == "grad_value":
+        level, row, column = level_of(at[1], inputs.levels)
+        place = f"pixel     (row {row}, column {column}) of level {level}"
+    else:
+        x, y = (float(v) for v in inputs.locations[at].double())
+        height, width = inputs.levels[at[3]]
+        place = f"sample    level {at[3]} ({height} x {width}), location ({x!r}, {y!r})"
+    indices = ", ".join(name for name in INDICES[output] if name != "channel")
     raise PropertyFailed(
-        f"grad_attention_weights: not infinite where grad_output is, and all values are positive\n"
-        f"  element   {sample} (batch, query, head, level, point); {int(wrong.sum())} such elements are wrong\n"
-        f"  sample    level {sample[3]} ({height} x {width}), location ({x!r}, {y!r}); infinite in channel {channel}\n"
-        f"  expected  inf: a corner outside of the map is no factor of it\n"
-        f"  got       {float(got[sample])!r}"
+        f"{output}: not infinite where grad_output is, and all that it is multiplied by is positive\n"
+        f"  element   {at} ({indices}); {int(wrong.sum())} such elements are wrong\n"
+        f"  {place}; infinite in channel {channel}\n"
+        f"  expected  inf: nothing that is infinite is multiplied by 0 or added with another sign\n"
+        f"  got       {float(got[at])!r}"
     )

@@ -216,7 +216,13 @@ def measure(plan: Plan, pool: Pool, cache: Cache, to: Console) -> list[Row]:
     def row_of(mutant: Mutant, attempts: tuple[Attempt, ...], **more: Any) -> Row:
         edit = plan.edits.get(mutant.name, "")
         return Row(
-            name=mutant.name, family=mutant.family, attempts=attempts, equivalent=mutant.equivalent, edit=edit, **more
+            name=mutant.name,
+            family=mutant.family,
+            attempts=attempts,
+            equivalent=mutant.equivalent,
+            explanation=mutant.explanation,
+            edit=edit,
+            **more,
         )
 
     return _measure(plan.mutants, jobs_of, row_of, pool, cache, to, "mutants")

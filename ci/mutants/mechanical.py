@@ -113,8 +113,15 @@ def _change(file: str, text: _Text, rule: str, node: ast.expr | ast.stmt, replac
     shown = " ".join(replacement.split()) if rule != "statement deleted" else ""
     name = f"{file}:{number} {rule}: {_short(old)}{f' to {_short(shown)}' if shown else ''}"
     edit = Edit(before=before, after=after, file=file, occurrence=text.occurrence(node, before))
-    proof = proofs().get((file, before.strip(), after.strip()), "")
-    return Change(mutant=Mutant(name=name, family="mechanical", edits=(edit,), equivalent=proof), rule=rule, diff=diff)
+    place = (file, before.strip(), after.strip())
+    mutant = Mutant(
+        name=name,
+        family="mechanical",
+        edits=(edit,),
+        equivalent=proofs().get(place, ""),
+        explanation=explanations().get(place, ""),
+    )
+    return Change(mutant=mutant, rule=rule, diff=diff)
 
 
 @cache
@@ -122,6 +129,13 @@ def proofs() -> dict[tuple[str, str, str], str]:
     """Return why some changes are no other operator, by file and the changed lines before and after."""
     listed = tomllib.loads(PROOFS.read_text())["equivalent"]
     return {(one["file"], one["before"], one["after"]): one["proof"] for one in listed}
+
+
+@cache
+def explanations() -> dict[tuple[str, str, str], str]:
+    """Return why some changes that are other operators survive, likewise."""
+    listed = tomllib.loads(PROOFS.read_text())["survivor"]
+    return {(one["file"], one["before"], one["after"]): one["reason"] for one in listed}
 
 
 def _short(text: str) -> str:

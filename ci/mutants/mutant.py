@@ -104,6 +104,7 @@ class Mutant:
             the fault.
         equivalent: the proof that no result can differ from those of the shipped operator, or leave what the operator
             promises; empty for all that are wrong.
+        explanation: why it survives though it is another operator; it counts as survived all the same.
         needs_gpu: why Triton's interpreter cannot show it; empty where it can.
     """
 
@@ -112,6 +113,7 @@ class Mutant:
     edits: tuple[Edit, ...]
     variant: tuple[Edit, ...] = ()
     equivalent: str = ""
+    explanation: str = ""
     needs_gpu: str = ""
 
     @property

@@ -148,7 +148,8 @@ def tell(to: Console, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.standing == "killed":
             continue
-        reason = row.not_run or row.equivalent or (row.attempts[0].headline if row.standing == "stillborn" else "")
+        stillborn = row.attempts[0].headline if row.standing == "stillborn" else ""
+        reason = row.not_run or row.equivalent or row.explanation or stillborn
         cases = sum(attempt.examples for attempt in row.attempts)
         what = f"{row.standing}: {row.name}" + (f" ({cases} cases)" if cases else "")
         to.print("\n    ".join(filter(None, [what, reason, *row.edit.splitlines()])), style=STYLES[row.standing])

@@ -98,6 +98,7 @@ class Row:
         family: of the mutant, "control" for a control.
         attempts: one for each seed that ran.
         equivalent: the proof that the mutant is no other operator.
+        explanation: why it survives though it is another operator.
         not_run: why it was not run here.
         edit: what was changed, for mutants that nobody wrote.
         cached: whether every attempt was known before.
@@ -107,6 +108,7 @@ class Row:
     family: str
     attempts: tuple[Attempt, ...] = ()
     equivalent: str = ""
+    explanation: str = ""
     not_run: str = ""
     edit: str = ""
     cached: bool = False
@@ -184,6 +186,7 @@ class Row:
             "seeds": len(self.attempts),
             "size": None if size is None else dataclasses.asdict(size),
             "equivalent": self.equivalent,
+            "explanation": self.explanation,
             "not_run": self.not_run,
             "edit": self.edit,
             "seconds": self.seconds,

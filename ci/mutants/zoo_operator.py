@@ -213,6 +213,13 @@ ORDER = (
         file=ORDERED,
     ),
     one_edit(
+        "gradient of a sample that does not follow loaded",
+        "run to run",
+        "mask=follows[:, None] & channel_valid[None, :], other=0.0)",
+        "mask=follows[:, None] | channel_valid[None, :], other=0.0)",
+        file=ORDERED,
+    ),
+    one_edit(
         "ordered location gradient without the height",
         "run to run",
         "grad_y = height.to(COMPUTE) * weight",

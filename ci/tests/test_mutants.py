@@ -225,6 +225,9 @@ def test_a_sample_is_reproducible_and_random():
 def test_every_proof_is_about_a_change_that_a_rule_makes():
     proven = {change.mutant.equivalent for change in mechanical.changes()} - {""}
     assert proven == set(mechanical.proofs().values())
+    explained = {change.mutant.explanation for change in mechanical.changes()} - {""}
+    assert explained == set(mechanical.explanations().values())
+    assert not proven & explained
 
 
 def test_every_mechanical_change_is_one_edit_of_python():
