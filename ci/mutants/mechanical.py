@@ -126,16 +126,19 @@ def _change(file: str, text: _Text, rule: str, node: ast.expr | ast.stmt, replac
 
 @cache
 def proofs() -> dict[tuple[str, str, str], str]:
-    """Return why some changes are no other operator, by file and the changed lines before and after."""
-    listed = tomllib.loads(PROOFS.read_text())["equivalent"]
-    return {(one["file"], one["before"], one["after"]): one["proof"] for one in listed}
+    """Return why some changes are no other operator, by file and changed lines before and after."""
+    return _listed("equivalent", "proof")
 
 
 @cache
 def explanations() -> dict[tuple[str, str, str], str]:
     """Return why some changes that are other operators survive, likewise."""
-    listed = tomllib.loads(PROOFS.read_text())["survivor"]
-    return {(one["file"], one["before"], one["after"]): one["reason"] for one in listed}
+    return _listed("survivor", "reason")
+
+
+def _listed(table: str, told: str) -> dict[tuple[str, str, str], str]:
+    listed = tomllib.loads(PROOFS.read_text())[table]
+    return {(one["file"], one["before"], one["after"]): one[told] for one in listed}
 
 
 def _short(text: str) -> str:

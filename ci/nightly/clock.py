@@ -10,9 +10,8 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 # Kept back for the cases in flight, the end of the workers and the report: a share of the budget within these limits.
 RESERVE = 0.03
 LEAST_RESERVE, MOST_RESERVE = 5.0, 30.0
-# The part of the reserve that the cases in flight and the end of the workers may take; the rest is the report's, which
-# takes seconds on a machine that is busy otherwise.
-WINDING_UP = 0.5
+# A process that has not ended by then, in parts of the budget beyond it, is ended.
+OVERTIME = 0.01
 LEAST_BUDGET = 10.0
 
 
@@ -69,4 +68,4 @@ class Clock:
     @property
     def last_call(self) -> float:
         """When processes are ended, by the monotonic clock."""
-        return self.deadline + WINDING_UP * (self.end - self.deadline)
+        return self.end + OVERTIME * self.budget
