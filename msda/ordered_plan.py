@@ -26,6 +26,10 @@ ITEMS_PER_COUNTER = 1
 RUN_BITS = (6, 5, 4)
 ENOUGH_PROGRAMS = 4096
 INTERPRETER_RUN_BITS = 2
+# A program costs the interpreter about 5 ms, whatever its size: small blocks, with edges between them, for few pixels,
+# large ones for a million.
+INTERPRETER_BLOCK_S = (128, 2048)
+MANY_PIXELS = 2**14
 # Indices are rounded up to whole blocks and runs before they are compared.
 INDEX_LIMIT = INT32_LIMIT - 2**16
 
@@ -121,12 +125,18 @@ def make_ordered_plan(
         block_p=16,
         block_i=256 if interpreted else 128,
         block_r=block_r,
-        block_s=128 if interpreted else 16 if value_dtype == torch.float32 else 8,
+        block_s=_pixels_of_a_program(problem, value_dtype, interpreted),
         block_d=NARROW,
         channel_blocks=channel_blocks,
         vec=width if aligned and problem.channels % width == 0 else 1,
         compute=compute,
     )
+
+
+def _pixels_of_a_program(problem: Problem, value_dtype: torch.dtype, interpreted: bool) -> int:
+    if interpreted:
+        return INTERPRETER_BLOCK_S[problem.pixels >= MANY_PIXELS]
+    return 16 if value_dtype == torch.float32 else 8
 
 
 def _counters_per_head(problem: Problem) -> int:

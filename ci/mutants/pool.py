@@ -26,10 +26,9 @@ from properties.devices import Device
 from .results import Attempt, settled
 from .worker import Job, Place, serve
 
-# Without a word from a worker: one case takes a second or two, a first case on a GPU compiles for some more, and the
-# interpreter is at a corpus case of a million pixels for more than a minute: shorter, and whatever survives that far would
-# count as killed. Without a GPU the worker's own time counts: it may share its core with many.
-HANG_SECONDS = {"cpu": 180.0, "cuda": 120.0}
+# Without a word from a worker: one case takes a second or two, the slowest of the corpus ten, a first case on a GPU
+# compiles for some more. Without a GPU the worker's own time counts: it may share its core with many.
+HANG_SECONDS = {"cpu": 60.0, "cuda": 120.0}
 # What does not even use its core is stuck as well.
 WALL_FACTOR = 20.0
 START_SECONDS = 300.0
