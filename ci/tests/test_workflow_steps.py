@@ -168,6 +168,20 @@ def fuzz(place: Workplace, step: Step) -> None:
         options_of(call)
 
 
+def earlier_nights(place: Workplace, step: Step) -> None:
+    # Two runs are listed; the report of the first one has expired.
+    place.write("gh.sh", STUB + 'case "$*" in run\\ list*) printf "%s\\n" 71 70;; *download\\ 71*) exit 1;; esac\n')
+    (place.root / "gh.sh").chmod(0o755)
+    (place.root / "gh.sh").rename(place.tools / "gh")
+    listed, *downloads = place.run(step, GH_TOKEN="t", GH_REPO="owner/repository")
+    assert place.status == 0
+    assert listed[:3] == ["gh", "run", "list"]
+    assert listed[listed.index("--workflow") + 1] == f"{step.workflow}.yml"
+    assert [(call[3], call[-1]) for call in downloads] == [("71", "earlier/71"), ("70", "earlier/70")]
+    # Under the name of the merged report.
+    assert uploaded("nightly", "merge", downloads[0][downloads[0].index("--name") + 1]) == "merged"
+
+
 def merge(place: Workplace, step: Step) -> None:
     place.write("parts/report-1/nightly.json")
     place.write("parts/report-2/state/run.json")
@@ -176,7 +190,12 @@ def merge(place: Workplace, step: Step) -> None:
     options = options_of(call)
     assert (call[1], options.report) == ("merge", Path("merged"))
     assert sorted(options.folders) == [Path("parts/report 3"), Path("parts/report-1")]
+    assert options.trend == []
     assert uploaded("nightly", "merge", "merged") == "merged"
+    place.write("earlier/70/nightly.json")
+    place.write("earlier/69/nightly.json")
+    (call,) = place.run(step)
+    assert options_of(call).trend == [Path("earlier/69/nightly.json"), Path("earlier/70/nightly.json")]
     shutil.rmtree(place.root / "parts")
     (call,) = place.run(step)
     with pytest.raises((argparse.ArgumentError, SystemExit)):
@@ -211,6 +230,7 @@ EXECUTED = {
     Step(PR, "cpu", "Linters"): plain_command,
     Step(PR, "cpu", "Summary"): summary,
     Step("nightly", "fuzz", "Fuzz"): fuzz,
+    Step("nightly", "merge", "Earlier nights"): earlier_nights,
     Step("nightly", "merge", "Merge"): merge,
     Step("nightly", "merge", "Summary"): summary,
     Step("nightly", "issue", "Open the issue"): open_issue,
