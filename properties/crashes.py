@@ -6,7 +6,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ class Suspect:
         report: of xdist, whose text is completed.
         command: runs the case.
         folder: where.
+        user: where the user is, from where a subject is imported too.
         journals: folder of the journals.
         limit: seconds that it may take.
         process: once it was started.
@@ -39,6 +42,7 @@ class Suspect:
     report: Any
     command: list[str]
     folder: Path
+    user: Path
     journals: Path
     limit: float
     process: subprocess.Popen[bytes] | None = None
@@ -47,9 +51,17 @@ class Suspect:
     def start(self) -> None:
         """Run it, with nothing of this session's workers in its environment."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        environment["MSDA_FROM"] = str(self.user.resolve())
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(self.command, cwd=self.folder, env=environment, stdout=quiet, stderr=quiet)
         self.started = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended by itself or has used its time."""
+        if self.process is None:
+            return False
+        return self.process.poll() is not None or time.monotonic() >= self.started + self.limit
 
     def outcome(self, until: float = math.inf) -> str:
         """Wait for the end and say what it means.
@@ -83,13 +95,17 @@ class Crashes:
     Attributes:
         once: a test that ended a worker before is not confirmed again: it is run over and over.
         until: nobody waits longer for what is still being confirmed, by the monotonic clock.
+        heard: called with the report of each suspect once it tells what came of it.
         suspects: to be confirmed.
     """
 
     once: bool = False
     until: float = math.inf
+    heard: Callable[[Any], None] = lambda _: None
     suspects: list[Suspect] = field(default_factory=list)
     _tests: set[str] = field(default_factory=set)
+    # A thread may look after the suspects while the session goes on.
+    _settling: threading.RLock = field(default_factory=threading.RLock)
 
     def note(self, test: str, report: Any) -> None:
         """Complete the report of a test whose worker ended, and start to confirm its case."""
@@ -118,27 +134,46 @@ class Crashes:
         command += ["--msda-subject", run.subject, "--msda-timeout", f"{run.timeout:g}"]
         command += ["--msda-home", str(failures.home(config))]
         limit = START_SECONDS + (1.5 * run.timeout if run.timeout else 600.0)
-        journals = failures.journal_folder(config)
-        self.suspects.append(
-            Suspect(report=report, command=command, folder=config.rootpath, journals=journals, limit=limit)
+        suspect = Suspect(
+            report=report,
+            command=command,
+            folder=config.rootpath,
+            user=failures.user_folder(config),
+            journals=failures.journal_folder(config),
+            limit=limit,
         )
-        self._start()
+        with self._settling:
+            self.suspects.append(suspect)
+            self._start()
 
     def _start(self) -> None:
-        running = sum(one.process is not None and one.process.poll() is None for one in self.suspects)
+        running = sum(one.process is not None and not one.over for one in self.suspects)
         for one in self.suspects:
             if one.process is None and running < AT_ONCE:
                 one.start()
                 running += 1
 
+    def settle(self) -> None:
+        """Tell what came of the suspects that are over by now, and start others."""
+        with self._settling:
+            for one in [one for one in self.suspects if one.over]:
+                self._tell(one)
+            self._start()
+
     def confirm(self) -> None:
         """Wait for all that are suspected and add to their reports what came of it."""
-        for one in self.suspects:
-            if one.process is None:
-                one.start()
-            one.report.longrepr = f"{one.report.longrepr}\n  confirmed {one.outcome(self.until)}"
-            self._start()
-        self.suspects.clear()
+        with self._settling:
+            while self.suspects:
+                one = self.suspects[0]
+                if one.process is None:
+                    one.start()
+                self._tell(one)
+                self._start()
+
+    def _tell(self, one: Suspect) -> None:
+        self.suspects.remove(one)
+        one.report.longrepr = f"{one.report.longrepr}\n  confirmed {one.outcome(self.until)}"
+        self.heard(one.report)
 
 
 def rescue(config: pytest.Config, run: Run) -> list[str]:

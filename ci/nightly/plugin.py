@@ -115,7 +115,7 @@ def pytest_handlecrashitem(crashitem: str, report: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Add what was confirmed of crashes, once it was."""
+    """Write how the session ended, once what ended workers has been confirmed."""
     yield
     if SESSION in session.config.stash:
         session.config.stash[SESSION].finish()

@@ -116,7 +116,7 @@ def nightly(
     turns = list(records(folder.turns))
     total = tally(turns)
     gather_cases(folder)
-    confirmed = end.get("confirmed", {})
+    confirmed = read_json(folder.confirmed) or {}
     for fault in total.faults:
         if fault.kind == "crash":
             fault.story = tuple(confirmed.get(fault.nodeid, fault.story))

@@ -21,7 +21,7 @@ from properties.session import run_of
 
 from .plan import Plan
 from .schedule import TurnScheduling
-from .state import Folder, SessionFile, write_json
+from .state import Folder, SessionFile, read_json, write_json
 from .turns import CORPUS, HEARD, PAIRS, Assignment, Record, records
 
 POLL_SECONDS = 1.0
@@ -47,11 +47,14 @@ class Session:
         self._scheduling: TurnScheduling | None = None
         self._failed: dict[Any, Any] = {}
         self._suspects: list[tuple[Record, Any]] = []
+        # By test; those of earlier sessions of the run are kept.
+        self._confirmed: dict[str, list[str]] = read_json(folder.confirmed) or {}
         self._kept: dict[str, set[bytes]] = {}
         self._looked = time.monotonic()
-        config.stash[CRASHES] = crashes.Crashes(
-            once=True, until=self._told.began + self._told.budget - self._told.before
+        self._crashes = crashes.Crashes(
+            once=True, until=self._told.began + self._told.budget - self._told.before, heard=self._hear_confirmed
         )
+        config.stash[CRASHES] = self._crashes
         write_json(folder.header, self._header())
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -68,8 +71,12 @@ class Session:
         }
 
     def _watch(self) -> None:
-        """End with the supervisor, and take the workers along: two sessions must not work in one folder."""
+        """End with the supervisor, and take the workers along: two sessions must not work in one folder.
+
+        Until then, note what is confirmed of crashes as soon as it is: the session may be ended before it ends itself.
+        """
         while os.getppid() == self._told.parent:
+            self._crashes.settle()
             time.sleep(POLL_SECONDS)
         os.killpg(0, signal.SIGKILL)
 
@@ -220,15 +227,16 @@ class Session:
         self._note(record, assignment)
         self._suspects.append((record, report))
 
+    def _hear_confirmed(self, confirmed: Any) -> None:
+        for record, report in self._suspects:
+            if report is confirmed:
+                self._confirmed[record.nodeid] = str(report.longrepr).splitlines()
+                write_json(self._folder.confirmed, self._confirmed)
+
     def finish(self) -> None:
-        """Write what became of the cases that were run again alone, and why the session ended early if it did."""
-        stories = {
-            record.nodeid: str(report.longrepr).splitlines()
-            for record, report in reversed(self._suspects)
-            if str(report.longrepr).splitlines() != list(record.story)
-        }
+        """Write why the session ended early, if it did."""
         scheduling = self._scheduling
         hopeless = None if scheduling is None else scheduling.hopeless
         lost = lost_databases(store_of(self._config))
-        write_json(self._folder.state / "end.json", {"confirmed": stories, "hopeless": hopeless, "notes": lost})
+        write_json(self._folder.state / "end.json", {"hopeless": hopeless, "notes": lost})
         self._log.close()

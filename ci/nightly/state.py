@@ -134,6 +134,11 @@ class Folder:
         return self.state / "known.json"
 
     @property
+    def confirmed(self) -> Path:
+        """What became of cases that ended their process when they were run again alone, by test."""
+        return self.state / "confirmed.json"
+
+    @property
     def pareto(self) -> Path:
         """What Hypothesis keeps of the cases it steered by."""
         return self.state / "pareto"
